@@ -199,12 +199,15 @@ def test_a_first_run_does_not_stand_out_and_a_command_is_dimmer_than_its_name() 
     assert (command[0].rstrip(), command[1]) == (": python train.py", "dim")
 
 
-def test_temperature_and_power_are_shown_only_where_the_driver_tells_them() -> None:
-    row = a_gpu(0, temperature_c=71, power_w=250)
+def test_temperature_power_and_clock_are_shown_only_where_the_driver_tells_them() -> None:
+    row = a_gpu(0, temperature_c=71, power_w=250, clock_mhz=1980)
+    assert [draw.sensors_of([row], width) for width in (77, 80, 120)] == [0, 12, 20]
+    assert draw.sensors_of([a_gpu(0)], 120) == 0
 
-    told = draw.gpu_line(row, {}, (), 120, UNICODE, has_sensors=True)
+    told = draw.gpu_line(row, {}, (), 120, UNICODE, 20)
     unknown = draw.gpu_line(a_gpu(0), {}, (), 120, UNICODE)
 
-    assert " 71°C  250W " in text_of(told)
+    assert " 71°C  250W 1980MHz " in text_of(told)
+    assert "MHz" not in text_of(draw.gpu_line(row, {}, (), 80, UNICODE, 12))
     assert draw.width_of(told) == draw.width_of(unknown)
     assert "°C" not in text_of(unknown)

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from grn.cli.output import metrics
-from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow, NegotiatorFacts, WaitingRow
+from grn.protocol.negotiator_rows import (
+    BookingRow,
+    GpuRow,
+    HostRow,
+    LeaseRow,
+    NegotiatorFacts,
+    WaitingRow,
+)
 from grn.protocol.queue_rows import NodeRow, QueueFacts
 from grn.protocol.rows import read as read_row
 from grn.protocol.snapshot import Snapshot
@@ -30,6 +37,7 @@ def a_gpu(**changes: Any) -> GpuRow:
     row: dict[str, Any] = {f"{name}_bytes": size for name, size in sizes.items()}
     row |= {"free_bytes": 5, "index": 0, "uuid": "GPU-0", "model": "M", "kind": "card"}
     row |= {"health": "ok", "load_pct": 50.0, "leases": ["a"]}
+    row |= {"temperature_c": 61, "power_w": 248, "clock_mhz": 1980}
     return read_row(GpuRow, row | changes)
 
 
@@ -38,7 +46,11 @@ def a_picture() -> Snapshot:
     picture = Snapshot()
     host = HostRow(cpus=16.0, ram_bytes=64, used_bytes=9, free_bytes=50, free_cpus=12.5)
     outcomes = {"ok": 2, "oom": 1}
-    picture.negotiator = NegotiatorFacts("1", started_at=5.0, outcomes=outcomes, host=host)
+    bookings = (BookingRow(1, 7, "ada", 2, (0, 1), 50.0, 500.0, "active"),
+                BookingRow(2, 7, "ada", 1, (), 700.0, 900.0, "ahead"))  # fmt: skip
+    picture.negotiator = NegotiatorFacts(
+        "1", started_at=5.0, outcomes=outcomes, host=host, bookings=bookings
+    )
     picture.gpus = {"GPU-0": a_gpu()}
     lease = LeaseRow("a", "running", "x", 7, (0, 1), reserved_bytes=4, why="", used_bytes=2,
                      reserved_ram_bytes=3)  # fmt: skip
@@ -66,6 +78,10 @@ def test_prometheus_reads_the_numbers() -> None:
     found = read(metrics.text(a_picture(), now=100.0))
 
     assert found["grn_gpu_load_ratio"] == [({"gpu": "0", "uuid": "GPU-0"}, 0.5)]
+    assert found["grn_gpu_clock_hertz"] == [({"gpu": "0", "uuid": "GPU-0"}, 1.98e9)]
+    assert found["grn_bookings"] == [({"state": "ahead"}, 1), ({"state": "active"}, 1)]
+    assert ({"uid": "7", "state": "active"}, 2) in found["grn_user_booked_gpus"]
+    assert found["grn_booking_next_time_seconds"] == [({}, 700)]
     assert found["grn_waiting"] == [({"reason": "no-room"}, 1)]
     assert found["grn_waiting_oldest_seconds"] == [({}, 10)]
     assert ({"outcome": "oom"}, 1) in found["grn_leases_ended_total"]

@@ -16,6 +16,7 @@ from grn.cli.top.draw import ASCII, UNICODE, Marks, width_of
 from grn.cli.top.rows import Section
 from grn.cli.top.screen import Look, Shown
 from grn.cli.top.state import KeyAction, View
+from grn.protocol.negotiator_rows import BookingRow
 from grn.protocol.queue_rows import QueueFacts
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 from tests.cli.pictures import (
@@ -197,6 +198,18 @@ def test_jobs_beyond_those_that_were_told_are_counted() -> None:
     assert "WAITING 5,001" in shown
     assert "and 5,000 more of your queue" in shown
     assert "WAITING 1/5," in text_of(drawn(picture, View(wanted="train")))
+
+
+def test_bookings_stand_below_the_gpus_the_first_to_begin_first() -> None:
+    picture = a_picture(gpus=[a_gpu(0)])
+    active = BookingRow(1, 7, "ada", 1, (0,), NOW - 60, NOW + 600, "active")
+    ahead = BookingRow(2, 8, "eve" + HOSTILE, 2, (), NOW + 90000, NOW + 93600, "ahead")
+    picture.negotiator = replace(picture.negotiator, bookings=(active, ahead))
+    text = text_of(drawn(picture, at=look(140, 40)))
+    (line,) = (line for line in text.splitlines() if "booked:" in line)
+    assert re.search(r"booked: GPU 0 for ada until \d\d:\d\d", line)
+    assert re.search(r"; 2 GPUs for eve.*from \d\d:\d\d to ", line)
+    assert "booked" not in text_of(drawn(a_picture(gpus=[a_gpu(0)]), at=look(140, 40)))
 
 
 def test_a_feed_that_has_not_answered_yet_is_told() -> None:

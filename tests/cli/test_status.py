@@ -22,7 +22,8 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202eevil\u200b\r\nnext\x9b31m"
 GPU = {
     "index", "uuid", "model", "kind", "health", "total_bytes", "guard_bytes", "used_bytes",
     "reserved_bytes", "strangers_bytes", "unexplained_bytes", "free_bytes", "load_pct", "leases",
-    "links", "load_cap", "temperature_c", "power_w", "idle_bytes", "idle_leases", "idle_strangers",
+    "links", "load_cap", "temperature_c", "power_w", "clock_mhz", "idle_bytes", "idle_leases",
+    "idle_strangers",
 }  # fmt: skip
 JOB = {
     "id", "type", "label", "user", "pid", "gpus_asked", "mem_bytes", "exclusive", "priority",

@@ -1045,8 +1045,10 @@ def test_a_hang_while_peaks_are_read_is_survived(machine: Machines) -> None:
     play(here, story, deadline_s=1.0)
 
 
-def test_temperature_and_power_are_read_where_the_driver_has_them(machine: Machines) -> None:
-    readings = first_reading(machine(), gpu(A, temp=71, power=250400), gpu(B))
+def test_temperature_power_and_clock_are_read_where_the_driver_has_them(
+    machine: Machines,
+) -> None:
+    found = first_reading(machine(), gpu(A, temp=71, power=250400, clock=1980), gpu(B))
 
-    assert (readings[A].temperature_c, readings[A].power_w) == (71, 250)
-    assert (readings[B].temperature_c, readings[B].power_w) == (None, None)
+    assert (found[A].temperature_c, found[A].power_w, found[A].clock_mhz) == (71, 250, 1980)
+    assert (found[B].temperature_c, found[B].power_w, found[B].clock_mhz) == (None, None, None)

@@ -198,8 +198,8 @@ def test_axes_of_time_have_round_marks_without_empty_parts(page):
 def test_a_gpu_tells_what_its_driver_tells(page):
     said = "async (gpu) => (await import('/now.js')).readings(gpu)"
 
-    known = {"load_pct": 33.7, "temperature_c": 61, "power_w": 248}
-    assert page.evaluate(said, known) == "61 °C · 248 W · 34 % busy"
+    known = {"load_pct": 33.7, "temperature_c": 61, "power_w": 248, "clock_mhz": 1410}
+    assert page.evaluate(said, known) == "61 °C · 248 W · 1410 MHz · 34 % busy"
     assert page.evaluate(said, {"load_pct": None, "temperature_c": None}) == ""
 
 

@@ -239,6 +239,7 @@ def _reading(
         lists_processes=said.lists_processes,
         temperature_c=said.temperature_c,
         power_w=said.power_w,
+        clock_mhz=said.clock_mhz,
         process_loads=_process_loads(said),
     )
 

@@ -35,6 +35,7 @@ _MAX_CARDS = 64  # beyond, there are too many pairs to ask for links
 _MAX_LANES = 36
 _LOAD_US = 3_000_000  # the load of a process is asked for over this time
 _GPU_SENSOR = 0  # the argument of nvmlDeviceGetTemperature
+_SM_CLOCK = 1  # the argument of nvmlDeviceGetClockInfo
 _NVLINK = 2  # the argument of nvmlDeviceGetP2PStatus
 _ONE_SIDE = 20  # up to here two GPUs meet in PCIe switches,
 _ONE_NODE = 40  # up to here at one processor
@@ -214,6 +215,11 @@ def power_w(nvml: Nvml, handle: object) -> int | None:
     """Read the power a GPU draws, in whole watts, None when the driver does not report it."""
     milliwatts = _plausible(nvml, "nvmlDeviceGetPowerUsage", handle, most=10_000_000)
     return None if milliwatts is None else round(milliwatts / 1000)
+
+
+def clock_mhz(nvml: Nvml, handle: object) -> int | None:
+    """Read the present clock of a GPU's cores, None when the driver does not report it."""
+    return _plausible(nvml, "nvmlDeviceGetClockInfo", handle, _SM_CLOCK, most=100_000)
 
 
 def _plausible(nvml: Nvml, name: str, *args: object, most: int) -> int | None:

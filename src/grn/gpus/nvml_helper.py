@@ -186,12 +186,13 @@ def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
         mode = None if slot.facts.is_slice else nvml_calls.compute_mode(nvml, slot.handle)
         heat = None if slot.facts.is_slice else nvml_calls.temperature_c(nvml, slot.handle)
         power = None if slot.facts.is_slice else nvml_calls.power_w(nvml, slot.handle)
+        clock = None if slot.facts.is_slice else nvml_calls.clock_mhz(nvml, slot.handle)
     except DriverError as error:
         return {"code": error.code}
     listed = None if uses is None else sorted(uses.items())
     return {
         "code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed,
-        "temperature": heat, "power": power,
+        "temperature": heat, "power": power, "clock": clock,
     }  # fmt: skip
 
 

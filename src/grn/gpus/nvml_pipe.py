@@ -67,6 +67,7 @@ class Figures:
     lists_processes: bool = True
     temperature_c: int | None = None
     power_w: int | None = None
+    clock_mhz: int | None = None
     loads: tuple[tuple[int, int], ...] = ()  # of processes: pid, percent
 
 
@@ -294,6 +295,7 @@ def _figures(line: Line) -> Figures:
         lists_processes=line["uses"] is not None,
         temperature_c=_whole_or_none(line["temperature"]),
         power_w=_whole_or_none(line["power"]),
+        clock_mhz=_whole_or_none(line["clock"]),
         loads=tuple(
             (_whole(pid), _whole(load))
             for pid, load in cast("list[list[object]]", line.get("loads") or [])

@@ -88,6 +88,7 @@ class Reading:
     lists_processes: bool = True  # False: `uses` is empty because the driver has no list
     temperature_c: int | None = None
     power_w: int | None = None
+    clock_mhz: int | None = None  # of its cores
     process_loads: tuple[tuple[int, float], ...] = ()  # pid, percent; without those not known
 
 

@@ -124,9 +124,12 @@ class Server:
         }
 
     def facts_to_follow(self) -> dict[str, Any]:
-        """Return these facts and the number of ended leases by outcome."""
-        outcomes = self.loop.history.outcomes()
-        return {**self.facts(), "started_at": self.started_at, "outcomes": outcomes}
+        """Return these facts, the number of ended leases by outcome, and all bookings."""
+        return {
+            **self.facts(), "started_at": self.started_at,
+            "outcomes": self.loop.history.outcomes(),
+            "bookings": views.bookings(self.loop.view, self.loop.now()),
+        }  # fmt: skip
 
     def deliver(self, action: ClientAction) -> None:
         """Pass on an action to the clients it is for."""

@@ -52,6 +52,7 @@ class GpuRow(Record):
     links: tuple[LinkRow, ...] = ()
     temperature_c: int | None = None
     power_w: int | None = None
+    clock_mhz: int | None = None
     idle_bytes: int = 0  # held by idle leases and strangers
     idle_leases: tuple[str, ...] = ()
     idle_strangers: tuple[StrangerRow, ...] = ()
@@ -259,6 +260,20 @@ class HostRow(Record):
     free_cpus: float = 0.0
 
 
+class BookingRow(Record):
+    """GPUs that are kept for one user for a while."""
+
+    id: int
+    user: int
+    user_name: str
+    gpus_asked: int
+    gpus: tuple[int, ...]  # those chosen at present
+    from_at: float
+    until_at: float
+    state: str  # "ahead" or "active"
+    used: bool = False
+
+
 class NegotiatorFacts(Record):
     """What a negotiator says of itself."""
 
@@ -272,6 +287,7 @@ class NegotiatorFacts(Record):
     starts_inside: int = 0  # and how many of them were within it
     started_at: float | None = None
     outcomes: dict[str, int] = {}  # noqa: RUF012 - made each time
+    bookings: tuple[BookingRow, ...] = ()
 
 
 class Status(Record):
@@ -288,20 +304,6 @@ class Status(Record):
     starts_told: int = 0
     starts_inside: int = 0
     host: HostRow | None = None
-
-
-class BookingRow(Record):
-    """GPUs that are kept for one user for a while."""
-
-    id: int
-    user: int
-    user_name: str
-    gpus_asked: int
-    gpus: tuple[int, ...]  # those chosen at present
-    from_at: float
-    until_at: float
-    state: str  # "ahead" or "active"
-    used: bool = False
 
 
 class When(Record):

@@ -250,7 +250,9 @@ class _Parts:
         return {**self._facts, **rows, "ends": list(self._ends)}
 
 
-_NEGOTIATOR_FACTS = ("version", "pid", "uid", "trouble", "started_at", "outcomes", "host")
+_NEGOTIATOR_FACTS = (
+    "version", "pid", "uid", "trouble", "started_at", "outcomes", "host", "bookings",
+)  # fmt: skip
 _QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts", "origin")
 
 

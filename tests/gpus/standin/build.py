@@ -77,7 +77,7 @@ class StandIn:
 
 
 def gpu(uuid: str, **facts: object) -> str:
-    """Spell a GPU; facts are total, base, reserve, util, temp, power, mode, mig, health, name."""
+    """Spell a GPU by facts: total, base, util, temp, power, clock, mode, mig, health, name, ..."""
     return f"gpu {uuid} {_facts(facts)}"
 
 

@@ -2,7 +2,7 @@
  *
  * The file is named by GRN_STANDIN_NVML; one fact per line, unknown lines are ignored:
  *
- *   gpu UUID [total=N] [base=N] [reserve=N] [util=N|none] [temp=N] [power=N] [mode=N] [mig=on]
+ *   gpu UUID [total=N] [base=N] [reserve=N] [util=N|none] [temp=N] [power=N] [clock=N] [mode=N] [mig=on]
  *            [health=ok|lost|unknown] [name=...]
  *   mig PARENT PLACE UUID [total=N] [base=N] [reserve=N] [name=...]
  *   process UUID PID BYTES|unknown compute|graphics|mps [sticky]
@@ -47,7 +47,7 @@ enum { COMPUTE, GRAPHICS, MPS };
 struct gpu {
     char uuid[96], parent[96], name[96];
     u64 total, base, reserve;
-    u32 util, temp, power;
+    u32 util, temp, power, clock;
     int place, mode, health, has_util, has_mig;
 };
 struct process { char uuid[96]; u32 pid; u64 bytes; int kind; };
@@ -117,6 +117,7 @@ static void read_facts(struct gpu *gpu, char *text) {
         if (!strcmp(word, "mig")) gpu->has_mig = !strcmp(value, "on");
         if (!strcmp(word, "temp")) gpu->temp = (u32)strtoul(value, NULL, 10);
         if (!strcmp(word, "power")) gpu->power = (u32)strtoul(value, NULL, 10);
+        if (!strcmp(word, "clock")) gpu->clock = (u32)strtoul(value, NULL, 10);
         if (!strcmp(word, "util")) {
             gpu->has_util = strcmp(value, "none") != 0;
             gpu->util = (u32)strtoul(value, NULL, 10);
@@ -438,6 +439,13 @@ int nvmlDeviceGetPowerUsage(Handle *handle, u32 *milliwatts) {
     TOUCH;
     if (!gpu->power) return NOT_SUPPORTED;
     *milliwatts = gpu->power;
+    return OK;
+}
+
+int nvmlDeviceGetClockInfo(Handle *handle, int kind, u32 *megahertz) {
+    TOUCH;
+    if (kind != 1 || !gpu->clock) return NOT_SUPPORTED;
+    *megahertz = gpu->clock;
     return OK;
 }
 

@@ -83,7 +83,10 @@ def _gpu_lines(watch: StateMirror) -> list[str]:
     size = shutil.get_terminal_size()
     marks = draw.ASCII if is_ascii() else draw.UNICODE
     look = screen.Look(size.columns, size.lines, marks, os.getuid(), user_name)
-    shown = [draw.plain(line) for line in screen.gpu_lines(watch.picture, look, size.lines - 1)]
+    shown = [
+        draw.plain(line)
+        for line in screen.gpu_lines(watch.picture, look, size.lines - 1, time.time())
+    ]
     trouble = watch.picture.trouble[NEGOTIATOR]
     return [*shown, f"! {trouble}"[: size.columns]] if trouble else shown
 

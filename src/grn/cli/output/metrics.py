@@ -49,6 +49,7 @@ def _machine(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, lis
         yield from _host(facts.host)
     yield from _leases(list(picture.leases.values()))
     yield from _idle(picture, now)
+    yield from _bookings(picture)
     waiting = list(picture.waiting.values())
     reasons = Counter(row.reason or "unknown" for row in waiting)
     by_reason: list[Sample] = [({"reason": name}, count) for name, count in reasons.items()]
@@ -85,6 +86,12 @@ def _gpus(gpus: list[GpuRow]) -> Iterable[tuple[str, str, str, list[Sample]]]:
         (labels, None if value is None else value / 100) for labels, value in each("load_pct")
     ]
     yield "grn_gpu_load_ratio", "gauge", "Load, 0 to 1.", loads
+    yield "grn_gpu_temperature_celsius", "gauge", "Its temperature.", each("temperature_c")
+    yield "grn_gpu_power_watts", "gauge", "The power it draws.", each("power_w")
+    clocks: list[Sample] = [
+        (labels, None if value is None else value * 1e6) for labels, value in each("clock_mhz")
+    ]
+    yield "grn_gpu_clock_hertz", "gauge", "The clock of its cores.", clocks
     counts: list[Sample] = [({"gpu": row.index, "uuid": row.uuid}, len(row.leases)) for row in gpus]
     yield "grn_gpu_leases", "gauge", "Leases on it.", counts
 
@@ -145,6 +152,21 @@ def _idle(picture: Snapshot, now: float) -> Iterable[tuple[str, str, str, list[S
     since += [one.idle_since_at for one in strangers if one.idle_since_at is not None]
     longest = max((now - at for at in since), default=0.0)
     yield "grn_idle_longest_seconds", "gauge", "How long the longest is idle.", [({}, longest)]
+
+
+def _bookings(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:
+    found = picture.negotiator.bookings
+    states = Counter({"ahead": 0, "active": 0})
+    states.update(row.state for row in found)
+    by_state: list[Sample] = [({"state": name}, count) for name, count in states.items()]
+    yield "grn_bookings", "gauge", "Bookings, by state.", by_state
+    gpus = Counter({(row.user, row.state): 0 for row in found})
+    for row in found:
+        gpus[row.user, row.state] += row.gpus_asked
+    booked: list[Sample] = [({"uid": uid, "state": state}, n) for (uid, state), n in gpus.items()]
+    yield "grn_user_booked_gpus", "gauge", "GPUs that a user has booked.", booked or [({}, 0.0)]
+    begins = min((row.from_at for row in found if row.state == "ahead"), default=None)
+    yield "grn_booking_next_time_seconds", "gauge", "When the next booking begins.", [({}, begins)]
 
 
 def _queue(picture: Snapshot) -> Iterable[tuple[str, str, str, list[Sample]]]:

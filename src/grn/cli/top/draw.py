@@ -121,19 +121,27 @@ class GpuColumns:
     sensors: int = 0
 
     @staticmethod
-    def of(width: int, has_sensors: bool = False) -> GpuColumns:
+    def of(width: int, sensors: int = 0) -> GpuColumns:
         """Share what is left of a line beside its fixed parts."""
-        sensors = _SENSORS if has_sensors else 0
         left = max(24, width - _GPU_FIXED - sensors)
         model = min(26, max(12, left // 5))
         past = min(60, (left - model) // 4)
         return GpuColumns(left - model - past, past, model, sensors)
 
 
+def sensors_of(gpus: Iterable[GpuRow], width: int) -> int:
+    """Return the width of temperature, power and clock; 0 without room, or where none is told."""
+    found = list(gpus)
+    if width >= _CLOCK_FROM and any(gpu.clock_mhz is not None for gpu in found):
+        return _SENSORS + _CLOCK
+    is_told = any(gpu.temperature_c is not None or gpu.power_w is not None for gpu in found)
+    return _SENSORS if is_told and width >= _SENSORS_FROM else 0
+
+
 def gpu_line(gpu: GpuRow, leases: Mapping[str, LeaseRow], loads: Sequence[float | None],
-             width: int, marks: Marks, has_sensors: bool = False) -> Line:  # fmt: skip
+             width: int, marks: Marks, sensors: int = 0) -> Line:  # fmt: skip
     """Draw one GPU: who has its memory, how much is used, its load now and before, its model."""
-    columns = GpuColumns.of(width, has_sensors)
+    columns = GpuColumns.of(width, sensors)
     index: Piece = (f"{gpu.index:>3} ", "index")
     idle = len(gpu.idle_leases) + len(gpu.idle_strangers)
     name = f"{idle} idle, {short_model(gpu.model)}" if idle else short_model(gpu.model)
@@ -145,14 +153,15 @@ def gpu_line(gpu: GpuRow, leases: Mapping[str, LeaseRow], loads: Sequence[float 
     used = f"{short_size(gpu.used_bytes)}/{short_size(gpu.total_bytes)}"
     heat = "" if gpu.temperature_c is None else f"{gpu.temperature_c}{marks.degree}"
     power = "" if gpu.power_w is None else f"{gpu.power_w}W"
-    sensors = f"{heat:>5} {power:>5} "
+    clock = "" if gpu.clock_mhz is None else f"{gpu.clock_mhz}MHz"
+    readings = f"{heat:>5} {power:>5} " + (f"{clock:>7} " if sensors > _SENSORS else "")
     load = "  ?" if gpu.load_pct is None else f"{gpu.load_pct:3.0f}"
     return [
         index,
         *bar(gpu, leases, columns.bar, marks),
         (f" {used:>11}", "plain"),
         (f" {load}% ", "bold" if (gpu.load_pct or 0) >= 90 else "plain"),
-        *([(sensors, "plain")] if columns.sensors else []),
+        *([(readings, "plain")] if sensors else []),
         (spark(loads, columns.spark, 100.0, marks), "spark"),
         model,
     ]
@@ -404,7 +413,8 @@ _CELLS = {Section.RUNNING: _running, Section.WAITING: _waiting, Section.ENDED: _
 _CALM_STATES = ("running", "first run", "starting", "stopping")  # these need no action
 _CALM = ("cancelled", "skipped", "not-started", "requeued", "interrupted")
 _GPU_FIXED = 4 + 12 + 6 + 1
-_SENSORS = 12
+_SENSORS, _SENSORS_FROM = 12, 78  # columns of temperature and power, and of the terminal
+_CLOCK, _CLOCK_FROM = 8, 100
 _LEAD = 13
 _WIDE_FROM = 110
 _SICK = {

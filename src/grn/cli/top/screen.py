@@ -13,6 +13,8 @@ from grn.cli.top.rows import Row, Section
 from grn.cli.top.state import PARTS, View
 from grn.model.text import counted, harmless
 from grn.model.units import short_size
+from grn.model.windows import show_moment, show_span
+from grn.protocol.negotiator_rows import BookingRow
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
 
 MIN_ROWS = 6  # for jobs, before GPUs give way
@@ -51,11 +53,12 @@ def compose(
 ) -> Shown:  # fmt: skip
     """Draw everything: with frames and a pane at the right where the terminal is wide enough."""
     head = [_title(picture, board, view, look, now), *_troubles(picture, look)]
-    gpus = gpu_lines(picture, look, look.height - len(head) - 1 - MIN_ROWS)
+    gpus = gpu_lines(picture, look, look.height - len(head) - 1 - MIN_ROWS, now)
     room = max(3, look.height - len(head) - len(gpus) - 1)
     if has_pane(picture, look):
         inner = replace(look, width=look.width - 2)
-        gpus = _gpu_frame(gpu_lines(picture, inner, look.height - len(head) - 2 - MIN_ROWS), look)
+        most = look.height - len(head) - 2 - MIN_ROWS
+        gpus = _gpu_frame(gpu_lines(picture, inner, most, now), look)
         return _wide(picture, board, view, look, now, [*head, *gpus], known or Detail())
     gap = 1 if room >= AIR_FROM else 0
     shares = draw.heights(room - gap * len(PARTS), _wanted(board))
@@ -154,24 +157,44 @@ def _blank(width: int) -> Line:
     return [(" " * width, "plain")]
 
 
-def gpu_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:
-    """Draw the GPUs and what the marks mean; those that find no room are counted."""
+def gpu_lines(picture: Snapshot, look: Look, most: int, now: float) -> list[Line]:
+    """Draw the GPUs, the bookings and what the marks mean; GPUs without room are counted."""
     gpus = sorted(picture.gpus.values(), key=lambda gpu: gpu.index)
+    booked = booked_line(picture.negotiator.bookings, look, now)
+    most -= bool(booked)
     fitting = gpus if len(gpus) + 1 <= most else gpus[: max(1, most - 2)]
     lines = []
-    has_sensors = any(gpu.temperature_c is not None or gpu.power_w is not None for gpu in gpus)
+    sensors = draw.sensors_of(gpus, look.width)
     for gpu in fitting:
         past = picture.samples.get(gpu.uuid)
         loads = list(past.load_pct) if past is not None else []
-        line = draw.gpu_line(
-            gpu, picture.leases, loads, look.width, look.marks, has_sensors and look.width >= 78
-        )
+        line = draw.gpu_line(gpu, picture.leases, loads, look.width, look.marks, sensors)
         lines.append(draw.clipped(line, look.width, look.marks))
     if len(fitting) < len(gpus):
         text = f"    and {len(gpus) - len(fitting)} more: make the window higher"
         lines.append([(draw.cut(text, look.width, look.marks), "dim")])
+    lines += booked
     lines += node_lines(picture, look, most - len(lines) - 1)
     return [*lines, legend(look)] if lines else []
+
+
+def booked_line(bookings: Sequence[BookingRow], look: Look, now: float) -> list[Line]:
+    """Tell in one line what is booked, the first to begin first; empty without bookings."""
+    if not bookings:
+        return []
+    line: Line = [("    booked: ", "dim")]
+    for place, one in enumerate(bookings):
+        which = ",".join(map(str, one.gpus))
+        where = f"GPU {which}" if which else counted(one.gpus_asked, "GPU")
+        is_active = one.state == "active"
+        when = (
+            f"until {show_moment(one.until_at, now)}"
+            if is_active
+            else show_span(one.from_at, one.until_at, now)
+        )
+        text = f"{where} for {harmless(one.user_name)} {when}"
+        line += [("; " * bool(place), "dim"), (text, "note" if is_active else "plain")]
+    return [draw.clipped(line, look.width, look.marks)]
 
 
 def node_lines(picture: Snapshot, look: Look, most: int) -> list[Line]:

@@ -168,6 +168,7 @@ def gpu(book: Book) -> Row:
         "load_pct": reading.load_pct,
         "temperature_c": reading.temperature_c,
         "power_w": reading.power_w,
+        "clock_mhz": reading.clock_mhz,
         "load_cap": book.load_cap,
         "links": [
             {"to": link.to, "by": link.kind.value, "lanes": link.lanes or None}

@@ -30,7 +30,7 @@ from grn.protocol.rows import read, read_all
 
 MAX_ENDED = 1_000_000
 _EDITABLE = ("name", "tags", "gpus", "mem", "cpus", "ram", "exclusive", "priority", "on", "avoid",
-             "begin", "only", "retry", "time_limit", "notify", "at")  # fmt: skip
+             "idle_limit", "begin", "only", "retry", "time_limit", "notify", "at")  # fmt: skip
 _ids = click.argument("jobs", nargs=-1, metavar="[ID...]")
 
 
@@ -192,6 +192,7 @@ def move(jobs: tuple[str, ...], priority: int | None, front: str | None) -> int:
     begin="Start no earlier than this time, as in `grn submit`; now: any time.",
     only="Start only in these hours, such as 20:00-08:00; '' for any.",
     time_limit="End the job after 90s, 30m, 12h or 2d; 0 for no limit.",
+    idle_limit="Count as idle after this time below 5% GPU load; 0: as set for the machine.",
 )  # fmt: skip
 @flag("--file", metavar="FILE", help="Take the options from this file (- for standard input).")
 def edit(job: str, file: str | None, **given: Any) -> int:

@@ -107,7 +107,7 @@ function nodeCards(node) {
 // What the driver tells; a virtual GPU has no temperature.
 export function readings(gpu) {
   const known = (value, unit) => (value === null || value === undefined ? [] : [`${Math.round(value)} ${unit}`]);
-  return [...known(gpu.temperature_c, "°C"), ...known(gpu.power_w, "W"), ...known(gpu.load_pct, "% busy")].join(" · ");
+  return [...known(gpu.temperature_c, "°C"), ...known(gpu.power_w, "W"), ...known(gpu.clock_mhz, "MHz"), ...known(gpu.load_pct, "% busy")].join(" · ");
 }
 
 function card(gpu, leases, node = "") {
