@@ -58,6 +58,7 @@ COMMANDS = {
     "queue": ("grn.cli.commands.queue.jobs:queue_command", "Show, start or stop your queue."),
     "site": ("grn.cli.commands.sites.site:site", "Add other machines to your queue."),
     "sites": ("grn.cli.commands.sites.site:all_sites", "Show the machines of your queue."),
+    "notify": ("grn.cli.commands.notify:notify", "Send a message when a job has ended."),
     "service": (
         "grn.cli.commands.service:service",
         "Keep your queue running through logout and reboot.",
@@ -95,7 +96,7 @@ COMMANDS = {
 SECTIONS = {
     "Run now": "exec run select batch sweep",
     "Submit and walk away": "submit ls show logs wait cancel retry hold release move edit drain "
-    "history clean queue service site sites",
+    "history clean notify queue service site sites",
     "Look": "top web gpus ps why when idle profiles shares report events metrics",
     "The negotiator": "start stop book audit",
     "Try and set up": "demo simulate doctor completion help",
@@ -161,6 +162,10 @@ EXAMPLES = {
         "grn history --export jobs.csv",
     ),
     "clean": ("grn clean --older-than 7d",),
+    "notify": (
+        "grn submit --notify 'grn notify --ntfy https://ntfy.sh/my-jobs' -- python train.py",
+        "grn notify --slack @~/.config/grn/webhook 'the data is there'",
+    ),
     "queue": ("grn queue", "grn queue stop"),
     "site": (
         "grn site add lab --ssh gpu2 gpu3",

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shlex
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,12 +96,17 @@ async def _run_hook(hook: str, facts: dict[str, str]) -> None:
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
-        env={**os.environ, **facts},
+        env={**os.environ, "PATH": _path(), **facts},
         start_new_session=True,
     )  # fmt: skip
     status = await process.wait()
     if status:
         log.warning("action=notify result=failed status=%d", status)
+
+
+def _path() -> str:
+    """Return PATH and, behind all, the folder of this Python: `grn notify` is there."""
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), os.path.dirname(sys.executable)])
 
 
 def facts_of(row: dict[str, Any], argv: Sequence[str], log: bytes) -> dict[str, str]:
