@@ -642,6 +642,15 @@ def test_a_quiet_end_has_no_answer_and_is_acknowledged_with_the_next_grant(
         client.ask("done", lease=third["lease"], outcome="ok")
 
 
+def test_what_a_quiet_end_has_taught_is_stored_a_moment_later(shared: Inside) -> None:
+    with shared.client() as client:
+        lease = client.lease()["lease"]
+        client.say({"op": "done", "id": 7, "v": 1, "lease": lease, "outcome": "ok",
+                    "quiet": True})  # fmt: skip
+        wait_for(lambda: not shared.call(lambda: list(shared.server.loop.view.leases)), "its end")
+        wait_for(lambda: not shared.call(lambda: shared.server.loop.store.unwritten), "the disk")
+
+
 def test_an_end_said_by_a_process_in_its_last_moment_counts(shared: Inside) -> None:
     """Whether its death or its last message is seen first."""
     before = shared.call(lambda: shared.server.loop.history.outcomes())

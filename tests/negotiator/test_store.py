@@ -74,6 +74,45 @@ def saved(folder: Path, boot: str = BOOT) -> Remembered:
         return store.load()
 
 
+def on_disk(folder: Path, table: str) -> int:
+    """Count the rows of a table as another process would find them after a kill."""
+    shutil.copytree(folder, folder.parent / "copy", dirs_exist_ok=True)
+    with contextlib.closing(sqlite3.connect(folder.parent / "copy" / FILE_NAME)) as db:
+        return int(db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0])
+
+
+def test_the_end_of_a_lease_that_was_kept_is_written_with_the_next_lease(tmp_path: Path) -> None:
+    """Else both could be found after a kill, on a GPU that has room for one."""
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        store.write([SaveLease(a_lease("a"))])
+        store.keep([a_saved_run(), DropLease("lease-a")])
+        assert store.unwritten == 2
+        assert on_disk(folder, "leases") == 1
+
+        store.write([SaveLease(a_lease("b"))])
+
+        assert (on_disk(folder, "leases"), on_disk(folder, "runs")) == (1, 0)
+        store.write(())  # what was learned can wait, but not for long
+        assert on_disk(folder, "runs") == 1
+        assert store.unwritten == 0
+
+
+def test_what_was_learned_and_kept_is_written_before_it_is_forgotten(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        store.keep([a_saved_run("t")])
+        store.write([DropProfile("t")])
+    assert saved(folder).profiles == ()
+
+
+def test_what_was_kept_is_written_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        store.keep([a_saved_run("t")])
+    assert len(saved(folder).profiles) == 1
+
+
 def all_is_there(found: Remembered) -> None:
     assert {lease.id: lease for lease in found.leases} == {
         "lease-a": a_lease("a", pid=77),

@@ -61,8 +61,22 @@ def raise_file_limit(most: int) -> int:
 def log_to_stderr(path: str | None, level: int = logging.INFO, datefmt: str | None = None) -> None:
     """Log to standard error; `path` names the file behind it, to be kept below the cap."""
     handler = CappedHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", datefmt))
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s", datefmt))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+class LineFormatter(logging.Formatter):
+    """Spells the time once for all lines of a second."""
+
+    _second, _spelled = 0, ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        if datefmt is None:
+            return super().formatTime(record)
+        if int(record.created) != self._second:
+            self._second = int(record.created)
+            self._spelled = super().formatTime(record, datefmt)
+        return self._spelled
 
 
 class CappedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not generic before 3.11

@@ -117,7 +117,8 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
         Released(
             loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
             message.resident, is_limit,
-        )
+        ),
+        is_awaited=not message.quiet,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
@@ -106,6 +107,7 @@ class Loop:
         self._is_at_rest = False
         self._look = asyncio.Event()
         self._rest_until = 0.0
+        self._postponed: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
 
     # --- facts from the server -----------------------------------------------------------
 
@@ -157,14 +159,40 @@ class Loop:
         """Return the time for events, by a monotonic clock."""
         return time.monotonic()
 
-    def tell(self, event: Event) -> None:
-        """Give the engine one event and carry out its actions: persist first, then act."""
+    def tell(self, event: Event, is_awaited: bool = True) -> None:
+        """Give the engine one event and carry out its actions: persist first, then act.
+
+        What grants nothing and nobody waits for may be persisted a moment later.
+        """
         actions = self._engine.handle(event)
         grants = [action for action in actions if isinstance(action, Grant)]
-        starts = [self.forecasts.granted(one.key, event.at) for one in grants]
-        self.store.write([*actions, *(start for start in starts if start is not None)])
+        if grants:
+            starts = [self.forecasts.granted(one.key, event.at) for one in grants]
+            self.store.write([*actions, *(start for start in starts if start is not None)])
+        elif is_awaited:
+            self.store.write(actions)
+        else:
+            self.store.keep(actions)
+            self._postpone(self.store.write, ())
         for action in actions:
             self._carry_out(action)
+
+    def _postpone(self, work: Callable[..., object], *given: object) -> None:
+        """Do something when the messages that have arrived are answered."""
+        self._postponed.append((work, given))
+        if len(self._postponed) == 1:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._catch_up)  # sockets are read between the two
+
+    def _catch_up(self) -> None:
+        """Do what was postponed."""
+        try:
+            while self._postponed:
+                work, given = self._postponed.popleft()
+                work(*given)
+        finally:  # one failure must not keep the rest from being done
+            if self._postponed:
+                asyncio.get_running_loop().call_soon(self._catch_up)
 
     def line_open(self, lease_id: str) -> None:
         """Note that a holder requested its lease itself: its connection stays open while it or a
@@ -176,7 +204,7 @@ class Loop:
         self._lines.discard(lease_id)
         self._look.set()
 
-    def release(self, event: Released) -> None:
+    def release(self, event: Released, is_awaited: bool = True) -> None:
         """End a lease: at once where its peak is known, else after a last sample of its GPUs."""
         if event.outcome is Outcome.KILLED:
             self._count_kernel_kills()
@@ -188,7 +216,7 @@ class Loop:
             self._releasing[lease.id] = task
             return
         peak = self._probe.peak_at_once(placement_of(lease))
-        self.tell(event if peak is None else replace(event, peak_bytes=peak))
+        self.tell(event if peak is None else replace(event, peak_bytes=peak), is_awaited)
 
     async def _release_later(self, lease: Lease, event: Released) -> None:
         """Sample once more before the end: a job shorter than the interval has no sample."""
@@ -206,6 +234,7 @@ class Loop:
         self.holders.close()
         if self._releasing:
             await asyncio.wait(self._releasing.values())
+        self._catch_up()
         self.tell(Stopping(self.now()))
 
     # --- sampling -------------------------------------------------------------------------
@@ -351,7 +380,7 @@ class Loop:
         elif isinstance(action, Settle):
             self._settle(action)
         elif isinstance(action, Defer):
-            self.tell(Resumed(self.now()))
+            self._postpone(self._resume)
         elif isinstance(action, LookSoon):
             self._look.set()
         elif isinstance(action, DropLease):
@@ -368,6 +397,9 @@ class Loop:
         elif isinstance(action, DropBooking):
             log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
 
+    def _resume(self) -> None:
+        self.tell(Resumed(self.now()))
+
     def _fire(self, at: float) -> None:
         self.tell(TimerFired(max(at, self.now())))  # timers may fire a little early
 
@@ -381,7 +413,7 @@ class Loop:
             self.holders.unwatch(lease.request.holder)
         what = "holder-gone" if action.is_lost else "release"
         outcome = settled.outcome.lease_word if settled.outcome else ""
-        log.info("action=%s lease=%s outcome=%s", what, lease.id, outcome)
+        self._postpone(log.info, "action=%s lease=%s outcome=%s", what, lease.id, outcome)
 
     def _tell_idle(self, action: TellIdle) -> None:
         lease = action.lease
@@ -414,9 +446,9 @@ class Loop:
         self.deliver(grant)
         if holder is not None and not self.holders.watch(holder):
             self._process_gone_soon(holder)
-        log.info(
-            "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s",
-            lease.id, lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
+        self._postpone(
+            log.info, "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s", lease.id,
+            lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip
         self.wake()

@@ -71,6 +71,7 @@ class Store:
         self.path = os.path.join(folder, FILE_NAME)
         self._boot = boot
         self._unwritten: list[Action] = []  # kept while writing fails
+        self._learned: list[Action] = []  # kept for a moment
         self._retry_at = 0.0
         self._on_disk: set[Row] = set()
         self._failure: str | None = None  # of the latest write
@@ -149,6 +150,17 @@ class Store:
             self._bookings(),
         )
 
+    def keep(self, actions: Iterable[Action]) -> None:
+        """Persist actions with those of the next `write`.
+
+        What was learned waits for a `write` of more than leases and requests, or of nothing.
+        """
+        for action in actions:
+            if type(action) in _ROWS:
+                self._unwritten.append(action)
+            elif type(action) in WRITERS:
+                self._learned.append(action)
+
     def write(self, actions: Iterable[Action]) -> None:
         """Persist actions in one transaction.
 
@@ -156,9 +168,12 @@ class Store:
         not be idle because a disk is full. The rest is written as soon as writing works again.
         """
         todo = [action for action in actions if type(action) in WRITERS]
-        if not todo and not self._unwritten:
-            return
+        if self._learned and not (todo and all(type(action) in _ROWS for action in todo)):
+            self._unwritten += self._learned
+            self._learned = []
         self._unwritten += todo
+        if not self._unwritten:
+            return
         if self._failure is not None and time.monotonic() < self._retry_at:
             return
         is_one_step = len(self._unwritten) == 1 and type(self._unwritten[0]) is not SaveRun
@@ -186,7 +201,7 @@ class Store:
     @property
     def unwritten(self) -> int:
         """Return how many actions are not on disk yet."""
-        return len(self._unwritten)
+        return len(self._unwritten) + len(self._learned)
 
     def close(self) -> None:
         """Retry what was not written, checkpoint the log and close the file."""

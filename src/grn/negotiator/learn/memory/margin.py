@@ -9,7 +9,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from heapq import nlargest
 from statistics import NormalDist
 
 MIN_HEADROOM = 0.05
@@ -49,7 +48,7 @@ class Margin:
         if count == 1:
             over = self._quantile() * self.spread
         else:
-            top = nlargest(1 + max(1, count // _TOP), logs)
+            top = sorted(logs, reverse=True)[: 1 + max(1, count // _TOP)]
             prior = self.spread / max(1.0, math.sqrt(2 * math.log(count)))
             gaps = sum(top[0] - each for each in top[1:])
             step = (_PRIOR_GAPS * prior + gaps) / (_PRIOR_GAPS + len(top) - 1)
