@@ -6,15 +6,17 @@ A line keeps its bytes; only the leading `[...]` is parsed.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from grn.errors import UsageError
-from grn.group.task import Needs
+from grn.group.task import Needs, read_needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
-from grn.model.units import parse_cpus, parse_memory, parse_time
 
-OPTIONS = "gpus, mem, cpus, ram, exclusive, priority, type, at, on, not, idle_limit, name"
+OPTIONS = (
+    "gpus", "mem", "cpus", "ram", "exclusive", "priority", "type", "at", "on", "not", "idle_limit",
+    "name",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,66 +104,40 @@ def _options(text: bytes, needs: Needs, line: int) -> tuple[Needs, str, bytes]:
         words = shlex.split(inner.decode())
     except ValueError as error:
         raise UsageError(f"line {line}: the options cannot be read: {error}.") from error
-    changes: dict[str, object] = {}
+    given: dict[str, object] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if name in changes:
+        if name in given:
             raise UsageError(f"line {line}: '{name}' stands twice among the options.")
-        changes[name] = _value(name, value if equals else None, line)
-    label = str(changes.pop("name", ""))
-    known = {_FIELDS[name]: value for name, value in changes.items()}
-    return needs.but(**known), label, command.strip()
-
-
-_FIELDS = {
-    "gpus": "gpus",
-    "mem": "mem_bytes",
-    "cpus": "cpus",
-    "ram": "ram_bytes",
-    "idle_limit": "idle_limit_s",
-    "exclusive": "is_exclusive",
-    "priority": "priority",
-    "type": "job_type",
-    "at": "at",
-    "on": "on",
-    "not": "without",
-}
-
-
-_NUMBERS: dict[str, Callable[[str], float]] = {
-    "mem": parse_memory,
-    "ram": parse_memory,
-    "cpus": parse_cpus,
-    "idle_limit": parse_time,
-}
+        given[name] = _value(name, value if equals else None, line)
+        try:
+            needs = read_needs({name: given[name]}, needs)
+        except UsageError as error:
+            raise UsageError(f"line {line}: {word}: {error.message}", error.hint) from error
+    return needs, str(given.get("name", "")), command.strip()
 
 
 def _value(name: str, value: str | None, line: int) -> object:
     """Read the value of one option."""
     if name == "exclusive" and value in (None, "true", "false"):
         return value != "false"
-    if name not in (*_FIELDS, "name") or name == "exclusive":
+    if name not in OPTIONS or name == "exclusive":
         raise UsageError(
             f"line {line}: '{name}' is no option, or takes no such value.",
-            f"There are {OPTIONS}, as in [mem=6GiB gpus=2].",
+            f"There are {', '.join(OPTIONS)}, as in [mem=6GiB gpus=2].",
         )
     if not value:
         raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")
-    if name in ("type", "at", "on", "name"):
-        return value
     if name == "not":
-        return tuple(value.split(","))
+        return value.split(",")
+    if name not in ("gpus", "priority"):
+        return value
     try:
-        number: float = _NUMBERS.get(name, int)(value)
-    except UsageError as error:
-        raise UsageError(f"line {line}: {name}={value}: {error.message}", error.hint) from error
+        number = int(value)
     except ValueError as error:
         text = f"line {line}: {name}={value} is not a whole number."
         raise UsageError(text) from error
-    is_good = {
-        "gpus": 0 <= number <= MAX_GPUS,
-        "priority": abs(number) <= MAX_PRIORITY,
-    }
-    if not is_good.get(name, True):
+    is_good = 0 <= number <= MAX_GPUS if name == "gpus" else abs(number) <= MAX_PRIORITY
+    if not is_good:
         raise UsageError(f"line {line}: {name}={value} is out of range.")
     return number

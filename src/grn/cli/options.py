@@ -80,7 +80,7 @@ NEEDS = {
     "on": Opt("--on", TEXT, "Use only GPUs that match: a100, 'a100|h100', '>=40GiB'.", "GPUS",
               default="", section=NEED),
     "not": Opt("--not", WORDS, "Do not use this GPU, by index or UUID (repeatable).", "GPU",
-               dest="avoid", section=NEED),
+               dest="without", section=NEED),
     "idle_limit": Opt("--idle-limit", TEXT, "Count as idle after this time below 5% GPU load"
                       " (default: as set for the machine).", "TIME", section=ENDS),
 }  # fmt: skip

@@ -6,7 +6,8 @@ from grn.model.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 
 class Needs(Record):
@@ -33,6 +34,32 @@ class Needs(Record):
 
 
 ONE_GPU = Needs()
+OPTIONS = {  # of a batch, of a line in it, of a sweep; and the fields of Needs
+    "gpus": "gpus", "mem": "mem_bytes", "cpus": "cpus", "ram": "ram_bytes",
+    "exclusive": "is_exclusive", "priority": "priority", "type": "job_type", "at": "at", "on": "on",
+    "not": "without", "idle_limit": "idle_limit_s", "send": "is_sent", "fetch": "fetch",
+}  # fmt: skip
+
+
+def read_needs(options: Mapping[str, Any], usual: Needs = ONE_GPU) -> Needs:
+    """Return needs with the given options instead of the usual ones; other options do not count."""
+    from grn.model.units import parse_cpus, parse_memory, parse_time  # slow to import
+
+    readers = {
+        "mem": parse_memory, "ram": parse_memory, "cpus": parse_cpus, "idle_limit": parse_time,
+        "not": _words, "fetch": _words,
+    }  # fmt: skip
+    given = {name: options[name] for name in OPTIONS if options.get(name) is not None}
+    return usual.but(
+        **{
+            OPTIONS[name]: readers[name](value) if name in readers else value
+            for name, value in given.items()
+        }
+    )
+
+
+def _words(given: str | Iterable[object]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(map(str, given))
 
 
 class Task(Record):

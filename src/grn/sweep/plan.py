@@ -12,9 +12,8 @@ from grn.client.job_options import check_nodes
 from grn.client.leasing.job_request import command_type, type_and_label
 from grn.client.remote_call import name_of
 from grn.errors import UsageError
-from grn.group.task import Needs
+from grn.group.task import Needs, read_needs
 from grn.model import MAX_PRIORITY, MAX_RETRIES
-from grn.model.units import parse_cpus, parse_memory, parse_time
 from grn.option_file import nearest
 from grn.sweep import condition, space, template
 from grn.sweep.manifest import LOG_FILE, RUN_FILE
@@ -191,23 +190,9 @@ def _needs(options: Mapping[str, Any], function: Callable[..., Any] | None) -> N
         limits = f"-{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise UsageError(f"the option 'priority' of a sweep must be {limits}.")
     check_nodes(options.get("nodes"))
-    avoid, fetch = options.get("not", ()), options.get("fetch", ())
-    job_type = options.get("type") or (identity(function) if function is not None else None)
-    return Needs(
-        gpus=options.get("gpus", 1),
-        mem_bytes=parse_memory(options["mem"]) if options.get("mem") is not None else None,
-        cpus=parse_cpus(options["cpus"]) if options.get("cpus") is not None else None,
-        ram_bytes=parse_memory(options["ram"]) if options.get("ram") is not None else None,
-        is_exclusive=options.get("exclusive", False),
-        priority=priority,
-        job_type=job_type,
-        at=options.get("at", ""),
-        on=options.get("on", ""),
-        without=tuple([avoid] if isinstance(avoid, str) else map(str, avoid)),
-        is_sent=options.get("send", False),
-        fetch=tuple([fetch] if isinstance(fetch, str) else map(str, fetch)),
-        idle_limit_s=parse_time(options["idle_limit"]) if "idle_limit" in options else None,
-    )
+    if options.get("type") or function is None:
+        return read_needs(options)
+    return read_needs({**options, "type": identity(function)})
 
 
 def _space(options: Mapping[str, Any], *, is_text: bool) -> Space:

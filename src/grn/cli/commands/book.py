@@ -30,7 +30,7 @@ from grn.protocol.rows import read, read_all
 @json_flag
 @click.pass_context
 def book(
-    ctx: click.Context, gpus: int, begin: str, lasts: str | None, on: str, avoid: tuple[str, ...],
+    ctx: click.Context, gpus: int, begin: str, lasts: str | None, on: str, without: tuple[str, ...],
     as_json: bool,
 ) -> int:  # fmt: skip
     """Book GPUs for your jobs; prints the number of the booking.
@@ -46,7 +46,7 @@ def book(
         raise UsageError("say how long the booking lasts.", "Such as --for 4h.")
     from_at = parse_moment(begin, now)
     asked: dict[str, Any] = {"op": "book", "gpus": gpus, "from_at": from_at}
-    asked |= {"until_at": from_at + parse_time(lasts), "on": on, "without": list(avoid)}
+    asked |= {"until_at": from_at + parse_time(lasts), "on": on, "without": list(without)}
     said = ask_once(asked)["booking"]
     if as_json:
         return print_json({"schema": 1, "booking": said})

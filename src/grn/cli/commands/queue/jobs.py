@@ -29,7 +29,7 @@ from grn.protocol.queue_rows import JobRow, QueueFacts
 from grn.protocol.rows import read, read_all
 
 MAX_ENDED = 1_000_000
-_EDITABLE = ("name", "tags", "gpus", "mem", "cpus", "ram", "exclusive", "priority", "on", "avoid",
+_EDITABLE = ("name", "tags", "gpus", "mem", "cpus", "ram", "exclusive", "priority", "on", "without",
              "idle_limit", "begin", "only", "retry", "time_limit", "notify", "at")  # fmt: skip
 _ids = click.argument("jobs", nargs=-1, metavar="[ID...]")
 
@@ -206,7 +206,7 @@ def edit(job: str, file: str | None, **given: Any) -> int:
 
     selection.refuse_outside([job], "edited")
     job_id = selection.one(job, "queued")
-    given["without"] = list(given.pop("avoid")) or None
+    given["without"] = list(given["without"]) or None
     given["tags"] = list(given["tags"]) or None
     wanted = {name: value for name, value in given.items() if value is not None}
     if wanted and file is not None:

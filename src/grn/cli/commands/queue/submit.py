@@ -32,8 +32,7 @@ def run(
         jobs = (wanted(argv, job_type, name, shared["cwd"]) for argv in commands)
     pairs = dict(_pair(text) for text in env)
     cwd, is_here = shared["cwd"], shared["at"] in ("", "local")
-    without = shared.pop("avoid")
-    message = request(**shared, env=pairs, without=without, array_limit=limit)
+    message = request(**shared, env=pairs, array_limit=limit)
     ids = send(jobs, message, is_quiet=quiet)
     if not shell and not lines and is_here:
         _warn_of_missing(command[0], cwd, pairs.get("PATH"))

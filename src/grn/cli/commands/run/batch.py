@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import click
 
@@ -28,9 +29,9 @@ from grn.client.leasing.job_request import check_no_gpus
 from grn.client.logs import last_line
 from grn.errors import MachineError, UsageError
 from grn.group.roles import Progress
-from grn.group.task import Needs
+from grn.group.task import Needs, read_needs
 from grn.model.text import harmless
-from grn.model.units import parse_cpus, parse_memory, parse_time, show_limit, show_size, show_time
+from grn.model.units import show_limit, show_size, show_time
 
 FAILED, STOPPED = 1, 128
 MAX_FAILURES = 20
@@ -40,7 +41,7 @@ LONGEST_COMMAND = 60
 
 @command()
 @click.argument("file", default="-", metavar="[FILE]")
-@options.needs(gpus="GPUs for each line.")
+@options.needs(names={"job_type": "type", "without": "not"}, gpus="GPUs for each line.")
 @options.place(at="Run the lines at this site or node, or `local`.")
 @flag("--parallel", type=click.IntRange(1), metavar="N", help="Run at most N lines at once.")
 @flag("--retry", type=click.IntRange(0), default=0, metavar="N",
@@ -56,20 +57,6 @@ LONGEST_COMMAND = 60
 @flag("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def batch(
     file: str,
-    gpus: int,
-    mem: str | None,
-    cpus: str | None,
-    ram: str | None,
-    exclusive: bool,
-    job_type: str | None,
-    priority: int,
-    on: str,
-    avoid: tuple[str, ...],
-    idle_limit: str | None,
-    at: str,
-    nodes: int,
-    send: bool,
-    fetch: tuple[str, ...],
     parallel: int | None,
     retry: int,
     keep_going: bool,
@@ -80,6 +67,7 @@ def batch(
     attached: str | None,
     quiet: bool,
     as_json: bool,
+    **stated: Any,
 ) -> int:
     """Run each line of FILE, or of standard input, as a job on GPUs with room.
 
@@ -100,14 +88,9 @@ def batch(
         raise UsageError(
             "lines from standard input have no place to resume from.", "Name it with --out DIR."
         )
-    mem_bytes = None if mem is None else parse_memory(mem)
-    check_nodes(nodes)
-    check_no_gpus(gpus, mem, exclusive, on, avoid)
-    needs = Needs(
-        gpus, mem_bytes, exclusive, priority, job_type, at, on, avoid, send, fetch,
-        None if cpus is None else parse_cpus(cpus), None if ram is None else parse_memory(ram),
-        None if idle_limit is None else parse_time(idle_limit),
-    )  # fmt: skip
+    check_nodes(stated["nodes"])
+    check_no_gpus(*(stated[name] for name in ("gpus", "mem", "exclusive", "on", "not")))
+    needs = read_needs(stated)
     folder = out or (f"{file}.grn" if file != "-" else time.strftime("grn-batch-%Y%m%d-%H%M%S"))
     if dry_run:
         return _dry_run(_all_lines(file), needs, finished(folder) if resume else {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from grn.cli import options
@@ -17,28 +19,15 @@ from grn.cli.help import command, flag
 @flag("-q", "--quiet", is_flag=True, help="Do not print why it waits.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- CMD ...")
 def execute(
-    gpus: int,
-    mem: str | None,
-    cpus: str | None,
-    ram: str | None,
-    job_type: str | None,
-    exclusive: bool,
-    priority: int,
-    on: str,
-    avoid: tuple[str, ...],
-    idle_limit: str | None,
-    pack: bool,
-    retry_oom: int,
-    quiet: bool,
-    command: tuple[str, ...],
-) -> int:
+    job_type: str | None, pack: bool, retry_oom: int, quiet: bool, command: tuple[str, ...],
+    **stated: Any,
+) -> int:  # fmt: skip
     """Run CMD when GPUs have room for it and return its exit status.
 
     CMD sees its GPUs in CUDA_VISIBLE_DEVICES. Signals are passed on. A negotiator is started in
     the background if none runs.
     """
     return leased_command.run(
-        command, job_type=job_type, retry_oom=retry_oom, quiet=quiet, gpus=gpus, mem=mem,
-        exclusive=exclusive, priority=priority, policy="pack" if pack else "spread", on=on,
-        without=avoid, cpus=cpus, ram=ram, idle_limit=idle_limit,
+        command, job_type=job_type, retry_oom=retry_oom, quiet=quiet,
+        policy="pack" if pack else "spread", **stated,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from grn.protocol.negotiator_rows import Status
 from grn.protocol.rows import read
 
 NOT_NOW = 1
+_NEEDS = ("gpus", "mem", "cpus", "ram", "priority", "on", "without", "idle_limit")
 
 
 class _TooLong(Exception):
@@ -94,20 +95,12 @@ def _request(holder: int, options: dict[str, Any]) -> LeaseRequest:
     full, label = _name_of(holder)
     job_type, mem = options["job_type"], options["mem"]
     request = lease_request(
-        job_type or full,
-        job_type or label,
-        gpus=options["gpus"],
-        mem=mem,
+        job_type or full, job_type or label,
         # The end of the work is not reported, so nothing can be learned from it.
         exclusive=mem is None and job_type is None,
-        priority=options["priority"],
         policy="pack" if options["pack"] else "spread",
-        on=options["on"],
-        without=options["avoid"],
-        cpus=options["cpus"],
-        ram=options["ram"],
-        idle_limit=options["idle_limit"],
-    )
+        **{name: options[name] for name in _NEEDS},
+    )  # fmt: skip
     return request.but(command=True)
 
 

@@ -120,7 +120,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
              section="Output", help="Folder of the sweep (default: sweeps/NAME)."),
         flag("--name",
              section="Output", help="Name of the sweep (default: from the command)."),
-        needs(names={"job_type": "type", "avoid": "not"}, has_defaults=False,
+        needs(names={"job_type": "type", "without": "not"}, has_defaults=False,
               gpus="GPUs for each run."),
         place(has_defaults=False, at="Run it all at this site or node, or `local`."),
         flag("--shell", is_flag=True, default=None,
