@@ -11,7 +11,8 @@ from grn.model.units import GiB
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import FreeSpace, is_calm, is_empty, is_taking
 from grn.negotiator.schedule.room_index import MANY, RoomIndex
-from grn.negotiator.schedule.turns.order import MAX_REACHES, Reach, Refusal, Rooms, WaitingRequest
+from grn.negotiator.schedule.turns.order import Reach, Refusal, WaitingRequest
+from grn.negotiator.schedule.turns.wait_index import MAX_REACHES, Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 from tests.builders import Story, a_gpu, a_lease, a_reading, a_request, a_use, some_gpus
 
@@ -146,7 +147,7 @@ def waitlist_of(needs: dict[str, float]) -> Waitlist:
 def found(waitlist: Waitlist, most: float, empty: int = 0, guess: float = math.inf) -> list[str]:
     """Return the groups that may fit on GPUs with this room, by their first keys."""
     room = FreeSpace([(most, 0), (most, 1)], empty, [], [(most, 0), (most, 1)])
-    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(room, room, 0.0), guess)
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(lambda *_: room), guess)
     return [group.head.request.key for group in groups]
 
 
@@ -203,7 +204,7 @@ def test_a_group_waits_for_room_on_the_gpus_that_it_may_use() -> None:
         some, none = FreeSpace([(2 * GiB, 0)], 0, [], []), FreeSpace([], 0, [], [])
 
         def rooms(reach: Reach) -> Rooms:
-            return Rooms(*[some if gpu in reach.gpus else none] * 2, 0.0)
+            return Rooms(lambda *_: some if gpu in reach.gpus else none)
 
         groups = waitlist.candidates((-1, 0, 0, 0.0, 0), rooms, math.inf)
         return [group.head.request.key for group in groups]
@@ -218,10 +219,27 @@ def test_reserved_gpus_count_only_for_jobs_that_end_in_time() -> None:
         refused = Refusal(key, 0, need_bytes=GiB, lasts_s=lasts_s)
         waitlist.refuse(waitlist.group_of(key), refused)
     reserved, none = FreeSpace([(2 * GiB, 0)], 0, [], []), FreeSpace([], 0, [], [])
-    groups = waitlist.candidates(
-        (-1, 0, 0, 0.0, 0), lambda reach: Rooms(none, reserved, 62.0), math.inf
-    )
+    rooms = Rooms(lambda is_backfill, _: reserved if is_backfill else none, 62.0)
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda _: rooms, math.inf)
     assert [group.head.request.key for group in groups] == ["short", "just"]
+
+
+def test_booked_gpus_count_only_for_jobs_that_end_before_the_booking() -> None:
+    lasting = {"short": 10.0, "just": 62.0, "late": 63.0, "long": 900.0, "unknown": math.inf}
+    waitlist = waitlist_of(dict.fromkeys(lasting, GiB))
+    for key, lasts_s in lasting.items():
+        refused = Refusal(key, 0, need_bytes=GiB, lasts_s=lasts_s)
+        waitlist.refuse(waitlist.group_of(key), refused)
+    some, none = FreeSpace([(2 * GiB, 0)], 0, [], []), FreeSpace([], 0, [], [])
+
+    def found_before(unknown_s: float) -> list[str]:
+        ahead = Ahead((frozenset(), frozenset({"GPU-0"})), (62.0,), unknown_s)
+        rooms = Rooms(lambda _, closed: none if closed else some, ahead=ahead)
+        groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda _: rooms, math.inf)
+        return [group.head.request.key for group in groups]
+
+    assert found_before(unknown_s=900.0) == ["short", "just"]
+    assert found_before(unknown_s=30.0) == list(lasting)  # some may have a time limit
 
 
 def test_more_sets_of_gpus_than_are_told_apart_are_asked_at_every_event() -> None:

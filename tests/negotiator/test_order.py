@@ -6,7 +6,8 @@ import pytest
 
 from grn.model.job import Policy
 from grn.negotiator.schedule.placement import FreeSpace
-from grn.negotiator.schedule.turns.order import Reach, Refusal, Rooms, WaitingRequest, turn
+from grn.negotiator.schedule.turns.order import Reach, Refusal, WaitingRequest, turn
+from grn.negotiator.schedule.turns.wait_index import Rooms
 from grn.negotiator.schedule.turns.wait_queue import MAX_SET_APART, Waitlist
 from tests.builders import a_holder, a_request
 
@@ -128,7 +129,7 @@ def test_all_a_process_waits_for_is_set_apart_but_not_what_it_asks_for_children(
 def woken(waitlist):
     """Return the first keys of the groups that are asked though no GPU has room."""
     none = FreeSpace([], 0, [], [])
-    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(none, none, 0.0), math.inf)
+    groups = waitlist.candidates((-1, 0, 0, 0.0, 0), lambda reach: Rooms(lambda *_: none), math.inf)
     return [group.head.request.key for group in groups]
 
 

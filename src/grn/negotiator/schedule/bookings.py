@@ -22,6 +22,7 @@ from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.needs import remaining_s
 from grn.negotiator.schedule.room_index import MANY
+from grn.negotiator.schedule.turns.wait_index import Ahead
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _CHOICE_S = 5.0  # GPUs of a booking that are not free in time are chosen again at this interval
@@ -33,14 +34,6 @@ class Booked(NamedTuple):
 
     closed: frozenset[str] = _NONE  # GPUs of other users
     own: frozenset[str] = _NONE  # GPUs that are booked by its user at present
-
-
-class BookedRoom(NamedTuple):
-    """What they mean for all requests of a kind, for quick refusals: never too strict."""
-
-    closed: frozenset[str]  # GPUs that are closed to jobs of unknown duration
-    active: frozenset[str]  # those of them that are booked now
-    left_s: float  # jobs that take no longer may use some of the others
 
 
 NOT_BOOKED = Booked()
@@ -97,19 +90,21 @@ class Bookings:
         closed = self._gpus_of(others)
         return Booked(closed, self._gpus_of(own) - closed)
 
-    def room(self, at: float, user: int, yields: bool) -> BookedRoom:
-        """Return what the bookings mean for requests of a user, of which all yield or none does."""
-        now, left_s = at + self.offset_s, 0.0
-        ahead_s = 0.0 if yields else self._rules.booking_unknown_s
-        near, active = [], []
-        for one in self.by_id.values():
-            is_other = one.user != user and now < one.end_at
-            if is_other and one.start_at <= now:
-                active.append(one.id)
-            elif is_other and one.start_at - now < ahead_s:
-                near.append(one.id)
-                left_s = max(left_s, one.start_at - now)
-        return BookedRoom(self._gpus_of(near + active), self._gpus_of(active), left_s)
+    def ahead(self, at: float, user: int, yields: bool) -> Ahead:
+        """Return what the bookings mean for requests of a user, of which all yield or none does.
+
+        One that yields may be asked to end sooner than at the start of a booking.
+        """
+        now = at + self.offset_s
+        others = [one for one in self.by_id.values() if one.user != user and now < one.end_at]
+        closed = [one.id for one in others if one.start_at <= now]
+        later = sorted((one.start_at - now, one.id) for one in others if one.start_at > now)
+        sets, starts_s = [self._gpus_of(closed)], []
+        for start_s, booking in [] if yields else later:
+            closed.append(booking)
+            sets.append(self._gpus_of(closed))
+            starts_s.append(start_s)
+        return Ahead(sets, starts_s, self.unknown_s)
 
     def has_user(self, user: int) -> bool:
         """True when a user has a booking."""
@@ -234,7 +229,7 @@ class Bookings:
         """Return the GPUs of some bookings."""
         if not ids:
             return _NONE
-        name = tuple(ids)
+        name = tuple(sorted(ids))
         if name not in self._sets:
             self._sets[name] = frozenset(uuid for one in ids for uuid in self.by_id[one].gpus)
         return self._sets[name]

@@ -19,7 +19,8 @@ from grn.negotiator.schedule.preemption import Costs, Preemption
 from grn.negotiator.schedule.refusals import Refusals, RoomsOnGpus
 from grn.negotiator.schedule.turns.backfill import Keeper
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
-from grn.negotiator.schedule.turns.order import BookedFor, Group, Reach, Rooms, Turn, WaitingRequest
+from grn.negotiator.schedule.turns.order import BookedFor, Group, Reach, Turn, WaitingRequest
+from grn.negotiator.schedule.turns.wait_index import Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
@@ -72,19 +73,19 @@ class Granter:
         left_s = self._keeper.left_s(at)
 
         @cache
+        def ahead(who: BookedFor) -> Ahead:
+            return self.bookings.ahead(at, who.user, who.yields)
+
+        @cache
         def beside_bookings(reach: Reach, who: BookedFor) -> Rooms:
-            booked = self.bookings.room(at, who.user, who.yields)
-            free = rooms.on(reach, False, booked.closed)
-            backfill = rooms.on(reach, left_s > 0, booked.active)
             host = self._holdings.host.room()
-            return Rooms(free, backfill, max(left_s, booked.left_s), host)
+            return Rooms(partial(rooms.on, reach), left_s, host, ahead(who))
 
         @cache
         def rooms_on(reach: Reach) -> Rooms:
             booked = partial(beside_bookings, reach) if self.bookings else None
             host = self._holdings.host.room()
-            free, backfill = rooms.on(reach, False), rooms.on(reach, left_s > 0)
-            return Rooms(free, backfill, left_s, host, booked)
+            return Rooms(partial(rooms.on, reach), left_s, host, booked=booked)
 
         last, self._resume, work = self._resume, _BEFORE_ALL, 0
         for group in self._waitlist.candidates(last, rooms_on, self.needs.guess()):

@@ -18,19 +18,21 @@ from operator import itemgetter
 from grn.model.job import Request
 from grn.negotiator.learn.arguments import lasting, mattering
 from grn.negotiator.schedule.turns.order import (
-    Entry,
     Group,
     Kind,
-    LineName,
     Reach,
     Refusal,
-    Rooms,
     Turn,
-    WaitIndex,
     WaitingRequest,
+    turn,
+)
+from grn.negotiator.schedule.turns.wait_index import (
+    Entry,
+    LineName,
+    Rooms,
+    WaitIndex,
     first_from,
     insort_entry,
-    turn,
 )
 
 MAX_SET_APART = 256  # requests that are moved to the group of their process per event: 30 us each
