@@ -842,7 +842,7 @@ MAY = {
 def test_every_verb_is_allowed_to_exactly_those_of_the_table(story: Story) -> None:
     # Everybody may follow, on a connection of its own: see test_followers.py.
     assert MAY.keys() | {"follow"} == {
-        kind.__struct_config__.tag for kind in negotiator_requests.Message.__args__
+        kind.__struct_config__.tag for kind in negotiator_requests.KINDS
     }
     _let_all_in(story)
     begun = begin(story, negotiator_of(OWN_UID, "--gpus", "virtual:4x1GiB"))

@@ -25,7 +25,11 @@ Cursor = Annotated[str, Meta(pattern=r"^[0-9]{1,15}\.[0-9]{1,15}\Z")]
 ArgumentText = Annotated[str, Meta(max_length=64)]
 
 
-class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
+class NegotiatorMessage(schemas.Message, frozen=True):
+    """A request to the negotiator."""
+
+
+class LeaseRequest(NegotiatorMessage, frozen=True, tag="lease", kw_only=True):
     """Wait for GPUs."""
 
     key: Key
@@ -57,18 +61,18 @@ class LeaseRequest(schemas.Message, frozen=True, tag="lease", kw_only=True):
     time_limit: Annotated[float, Meta(gt=0, le=1e9)] | None = None  # then the sender ends the job
 
 
-class QueueRequest(schemas.Message, frozen=True, tag="queue", kw_only=True):
+class QueueRequest(NegotiatorMessage, frozen=True, tag="queue", kw_only=True):
     """Tell that the jobs of this connection are those of a queue, which can end and repeat them."""
 
 
-class BindRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
+class BindRequest(NegotiatorMessage, frozen=True, tag="hold", kw_only=True):
     """Bind a lease to the sender, or to a child of it."""
 
     lease: Key
     pid: Annotated[int, Meta(ge=1, le=1 << 31)] | None = None
 
 
-class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
+class DoneRequest(NegotiatorMessage, frozen=True, tag="done", kw_only=True):
     """End a lease."""
 
     lease: Key
@@ -84,43 +88,43 @@ class DoneRequest(schemas.Message, frozen=True, tag="done", kw_only=True):
     quiet: bool = False  # without an answer: the next grant of the connection acknowledges it
 
 
-class WatchRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
+class WatchRequest(NegotiatorMessage, frozen=True, tag="watch", kw_only=True):
     """Register to report the end of a lease that another process holds."""
 
     lease: Key
 
 
-class WithdrawRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
+class WithdrawRequest(NegotiatorMessage, frozen=True, tag="cancel", kw_only=True):
     """Withdraw a request, granted or not."""
 
     key: Key
 
 
-class StatusRequest(schemas.Message, frozen=True, tag="status", kw_only=True):
+class StatusRequest(NegotiatorMessage, frozen=True, tag="status", kw_only=True):
     """Show GPUs, leases and waiting requests; later pages have leases and requests only."""
 
     after: Cursor | None = None
 
 
-class FollowRequest(schemas.Message, frozen=True, tag="follow", kw_only=True):
+class FollowRequest(NegotiatorMessage, frozen=True, tag="follow", kw_only=True):
     """Show all that `status` shows, and then what changes, until the connection ends."""
 
 
-class SamplesRequest(schemas.Message, frozen=True, tag="samples", kw_only=True):
+class SamplesRequest(NegotiatorMessage, frozen=True, tag="samples", kw_only=True):
     """Show the recent past of the GPUs, or of one lease."""
 
     lease: Key | None = None
     span: Literal["recent", "day"] = "recent"
 
 
-class WhyRequest(schemas.Message, frozen=True, tag="why", kw_only=True):
+class WhyRequest(NegotiatorMessage, frozen=True, tag="why", kw_only=True):
     """Explain one lease or request, by the beginning of its id or by its pid."""
 
     name: Name
     after: Cursor | None = None
 
 
-class WhenRequest(schemas.Message, frozen=True, tag="when", kw_only=True):
+class WhenRequest(NegotiatorMessage, frozen=True, tag="when", kw_only=True):
     """Return when a request would be granted if it came now."""
 
     gpus: GpuCount = 1
@@ -131,7 +135,7 @@ class WhenRequest(schemas.Message, frozen=True, tag="when", kw_only=True):
     lasts_s: Annotated[float, Meta(gt=0, le=1e9)] | None = None
 
 
-class BookRequest(schemas.Message, frozen=True, tag="book", kw_only=True):
+class BookRequest(NegotiatorMessage, frozen=True, tag="book", kw_only=True):
     """Book GPUs for this user."""
 
     gpus: Annotated[int, Meta(ge=1, le=MAX_GPUS)] = 1
@@ -141,36 +145,36 @@ class BookRequest(schemas.Message, frozen=True, tag="book", kw_only=True):
     without: GpuNames = field(default_factory=list)
 
 
-class BookingsRequest(schemas.Message, frozen=True, tag="bookings", kw_only=True):
+class BookingsRequest(NegotiatorMessage, frozen=True, tag="bookings", kw_only=True):
     """Show all bookings."""
 
 
-class UnbookRequest(schemas.Message, frozen=True, tag="unbook", kw_only=True):
+class UnbookRequest(NegotiatorMessage, frozen=True, tag="unbook", kw_only=True):
     """Remove a booking."""
 
     booking: Annotated[int, Meta(ge=0, le=1 << 53)]
 
 
-class ReasonsRequest(schemas.Message, frozen=True, tag="reasons", kw_only=True):
+class ReasonsRequest(NegotiatorMessage, frozen=True, tag="reasons", kw_only=True):
     """Return why requests of this user wait, by their keys."""
 
     keys: Annotated[list[Key], Meta(max_length=1024)]
 
 
-class ProfilesRequest(schemas.Message, frozen=True, tag="profiles", kw_only=True):
+class ProfilesRequest(NegotiatorMessage, frozen=True, tag="profiles", kw_only=True):
     """Show what was learned."""
 
     type: Name | None = None
     after: Cursor | None = None
 
 
-class RunsRequest(schemas.Message, frozen=True, tag="runs", kw_only=True):
+class RunsRequest(NegotiatorMessage, frozen=True, tag="runs", kw_only=True):
     """Return the runs of this user's job types, for the negotiator of another machine."""
 
     types: Annotated[list[Name], Meta(max_length=1000)] = field(default_factory=list)  # or all
 
 
-class LearnRequest(schemas.Message, frozen=True, tag="learn", kw_only=True):
+class LearnRequest(NegotiatorMessage, frozen=True, tag="learn", kw_only=True):
     """Take over runs of a job type that another negotiator has measured on a GPU model."""
 
     type: Name
@@ -179,49 +183,25 @@ class LearnRequest(schemas.Message, frozen=True, tag="learn", kw_only=True):
     runs: Annotated[list[Run], Meta(max_length=100)]
 
 
-class AuditRequest(schemas.Message, frozen=True, tag="audit", kw_only=True):
+class AuditRequest(NegotiatorMessage, frozen=True, tag="audit", kw_only=True):
     """Show the audit log."""
 
     most: Annotated[int, Meta(ge=1, le=100_000)] = 1000
 
 
-class ForgetRequest(schemas.Message, frozen=True, tag="forget", kw_only=True):
+class ForgetRequest(NegotiatorMessage, frozen=True, tag="forget", kw_only=True):
     """Forget what was learned of a type."""
 
     type: Name
 
 
-class PingRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
+class PingRequest(NegotiatorMessage, frozen=True, tag="ping", kw_only=True):
     """Ask for version, process and user of the negotiator."""
 
 
-class StopRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
+class StopRequest(NegotiatorMessage, frozen=True, tag="stop", kw_only=True):
     """End the negotiator; leases stay."""
 
 
-Message = (
-    LeaseRequest
-    | QueueRequest
-    | BindRequest
-    | DoneRequest
-    | WatchRequest
-    | WithdrawRequest
-    | StatusRequest
-    | FollowRequest
-    | SamplesRequest
-    | WhyRequest
-    | WhenRequest
-    | BookRequest
-    | BookingsRequest
-    | UnbookRequest
-    | ReasonsRequest
-    | ProfilesRequest
-    | RunsRequest
-    | LearnRequest
-    | AuditRequest
-    | ForgetRequest
-    | PingRequest
-    | StopRequest
-)
-
-read = Reader[Message](Message, "negotiator", "grn stop; grn start").read
+KINDS = tuple(NegotiatorMessage.__subclasses__())
+read = Reader[NegotiatorMessage](KINDS, "negotiator", "grn stop; grn start").read

@@ -50,7 +50,11 @@ class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     files: Annotated[list[tuple[str, int, int]], Meta(max_length=64)] = field(default_factory=list)
 
 
-class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
+class QueueMessage(schemas.Message, frozen=True):
+    """A request to the queue."""
+
+
+class SubmitRequest(QueueMessage, frozen=True, tag="submit", kw_only=True):
     """Accept jobs; the answer is sent when they are on the disk."""
 
     key: Key
@@ -93,7 +97,7 @@ class SubmitRequest(schemas.Message, frozen=True, tag="submit", kw_only=True):
     idle_limit_s: IdleLimit | None = None
 
 
-class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
+class EditRequest(QueueMessage, frozen=True, tag="edit", kw_only=True):
     """Give a queued job other options; those that are not named stay."""
 
     job: JobId
@@ -119,7 +123,7 @@ class EditRequest(schemas.Message, frozen=True, tag="edit", kw_only=True):
     idle_limit_s: IdleLimit | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
+class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     """List jobs: those that have not ended, ended ones, or both; newest ended first.
 
     `match` is words that each must be found in a job; with it the answer has the `total`.
@@ -138,13 +142,13 @@ class ListRequest(schemas.Message, frozen=True, tag="list", kw_only=True):
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
 
 
-class ShowRequest(schemas.Message, frozen=True, tag="show", kw_only=True):
+class ShowRequest(QueueMessage, frozen=True, tag="show", kw_only=True):
     """Show one job with its attempts."""
 
     job: JobId
 
 
-class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
+class NamesRequest(QueueMessage, frozen=True, tag="names", kw_only=True):
     """Resolve what people call jobs: an id, a range of ids, a name, `name[3]`, a lease.
 
     Ranges and names select only jobs in the states of `which`. Unless `whole`, the beginning of an
@@ -156,19 +160,19 @@ class NamesRequest(schemas.Message, frozen=True, tag="names", kw_only=True):
     which: Literal["alive", "ended", "queued", "all"] = "all"
 
 
-class WaitRequest(schemas.Message, frozen=True, tag="wait", kw_only=True):
+class WaitRequest(QueueMessage, frozen=True, tag="wait", kw_only=True):
     """Answer for each job when it has ended."""
 
     jobs: JobIds
 
 
-class WatchJobsRequest(schemas.Message, frozen=True, tag="watch", kw_only=True):
+class WatchJobsRequest(QueueMessage, frozen=True, tag="watch", kw_only=True):
     """Report jobs now and at each change; also those that this connection submits."""
 
     jobs: JobIds = field(default_factory=list)
 
 
-class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
+class CancelRequest(QueueMessage, frozen=True, tag="cancel", kw_only=True):
     """Cancel jobs, or only those of them that have not begun."""
 
     jobs: JobIds
@@ -176,14 +180,14 @@ class CancelRequest(schemas.Message, frozen=True, tag="cancel", kw_only=True):
     queued: bool = False
 
 
-class HoldRequest(schemas.Message, frozen=True, tag="hold", kw_only=True):
+class HoldRequest(QueueMessage, frozen=True, tag="hold", kw_only=True):
     """Hold queued jobs, or release them."""
 
     jobs: JobIds
     held: bool = True
 
 
-class MoveRequest(schemas.Message, frozen=True, tag="move", kw_only=True):
+class MoveRequest(QueueMessage, frozen=True, tag="move", kw_only=True):
     """Give queued jobs another place."""
 
     jobs: JobIds
@@ -191,67 +195,45 @@ class MoveRequest(schemas.Message, frozen=True, tag="move", kw_only=True):
     front: bool | None = None
 
 
-class RetryRequest(schemas.Message, frozen=True, tag="retry", kw_only=True):
+class RetryRequest(QueueMessage, frozen=True, tag="retry", kw_only=True):
     """Submit ended jobs once more, as new jobs."""
 
     key: Key
     jobs: JobIds
 
 
-class DrainRequest(schemas.Message, frozen=True, tag="drain", kw_only=True):
+class DrainRequest(QueueMessage, frozen=True, tag="drain", kw_only=True):
     """Stop starting jobs, or resume."""
 
     drained: bool = True
 
 
-class CleanRequest(schemas.Message, frozen=True, tag="clean", kw_only=True):
+class CleanRequest(QueueMessage, frozen=True, tag="clean", kw_only=True):
     """Forget ended jobs and their files."""
 
     older_than_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class CountRequest(schemas.Message, frozen=True, tag="count", kw_only=True):
+class CountRequest(QueueMessage, frozen=True, tag="count", kw_only=True):
     """Count the jobs in each state."""
 
 
-class FollowQueueRequest(schemas.Message, frozen=True, tag="follow", kw_only=True):
+class FollowQueueRequest(QueueMessage, frozen=True, tag="follow", kw_only=True):
     """Show the jobs, and then what changes, until the connection ends."""
 
 
-class PingQueueRequest(schemas.Message, frozen=True, tag="ping", kw_only=True):
+class PingQueueRequest(QueueMessage, frozen=True, tag="ping", kw_only=True):
     """Ask for version, process and user of the queue."""
 
 
-class SitesRequest(schemas.Message, frozen=True, tag="sites", kw_only=True):
+class SitesRequest(QueueMessage, frozen=True, tag="sites", kw_only=True):
     """Show the nodes of all sites; with `reload` read the settings file first."""
 
     reload: bool = False
 
 
-class StopQueueRequest(schemas.Message, frozen=True, tag="stop", kw_only=True):
+class StopQueueRequest(QueueMessage, frozen=True, tag="stop", kw_only=True):
     """End the queue; running jobs continue."""
-
-
-Message = (
-    SubmitRequest
-    | EditRequest
-    | ListRequest
-    | ShowRequest
-    | NamesRequest
-    | WaitRequest
-    | WatchJobsRequest
-    | CancelRequest
-    | HoldRequest
-    | MoveRequest
-    | RetryRequest
-    | DrainRequest
-    | CleanRequest
-    | CountRequest
-    | FollowQueueRequest
-    | PingQueueRequest
-    | SitesRequest
-    | StopQueueRequest
-)
 
 
 def check_words(message: SubmitRequest) -> None:
@@ -291,4 +273,5 @@ def check_word(word: str) -> None:
         raise UsageError("a command, a folder or a variable cannot hold a NUL byte.")
 
 
-read = Reader[Message](Message, "queue", "grn queue stop").read
+KINDS = tuple(QueueMessage.__subclasses__())
+read = Reader[QueueMessage](KINDS, "queue", "grn queue stop").read

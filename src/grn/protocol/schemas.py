@@ -5,7 +5,7 @@ Decodes and rejects; each daemon lists its own messages.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar, Union
 
 import msgspec
 from msgspec import Meta
@@ -52,8 +52,8 @@ class Rejected(Exception):
 class Reader(Generic[Kind]):
     """Reads the messages of one service, named by `who`; `restart` is how one restarts it."""
 
-    def __init__(self, kinds: Any, who: str, restart: str) -> None:
-        self._decoder: msgspec.json.Decoder[Kind] = msgspec.json.Decoder(kinds)
+    def __init__(self, kinds: tuple[type[Kind], ...], who: str, restart: str) -> None:
+        self._decoder: msgspec.json.Decoder[Kind] = msgspec.json.Decoder(Union[kinds])  # noqa: UP007
         self._who = who
         self._restart = restart
 
