@@ -91,6 +91,7 @@ _RUN_TO_8 = (  # the columns up to version 8
     " arguments, is_full, load, crowd, beside, code, note, grown, ran_out_alone"
 )
 RUN = f"{_RUN_TO_8}, ram_bytes, cpus, peak_cpus"
+_OF_RUN = tuple(RUN.split(", ")[4:])  # without type, model, label and owner
 LEASE = "id, boot, body"
 START = "earliest_s, latest_s, low_s, high_s, waited_s"
 
@@ -130,27 +131,14 @@ def _real(value: float | None) -> float | None:
 
 def read_run(row: Sequence[Any]) -> Run:
     """Return a run from its columns, as they are read with a profile."""
-    outcome, peak, duration_s, ended_at, reserved, arguments, is_full, load, *rest = row
-    crowd, beside, code, note, grown, ran_out_alone, ram, cpus, peak_cpus = rest
+    found = dict(zip(_OF_RUN, row, strict=True))
     return msgspec.convert(
         {
-            "outcome": outcome,
-            "peak_bytes": peak,
-            "duration_s": duration_s,
-            "ended_at": ended_at,
-            "reserved_bytes": reserved,
-            "arguments": _decode_arguments(arguments),
-            "is_full": bool(is_full),
-            "load": load,
-            "crowd": crowd,
-            "beside": _decode_beside(beside) if beside else (),
-            "code": code,
-            "note": note,
-            "grown": grown,
-            "ran_out_alone": bool(ran_out_alone),
-            "ram_bytes": ram,
-            "cpus": cpus,
-            "peak_cpus": peak_cpus,
+            **found,
+            "arguments": _decode_arguments(found["arguments"]),
+            "is_full": bool(found["is_full"]),
+            "beside": _decode_beside(found["beside"]) if found["beside"] else (),
+            "ran_out_alone": bool(found["ran_out_alone"]),
         },
         Run,
     )

@@ -211,14 +211,10 @@ class Store:
 
     def _note_written(self) -> None:
         for action in self._unwritten:
-            if isinstance(action, SaveLease):
-                self._on_disk.add(("leases", action.lease.id))
-            elif isinstance(action, DropLease):
-                self._on_disk.discard(("leases", action.lease))
-            elif isinstance(action, (SaveWaiting, SaveBooking)):
-                self._on_disk.add(_row_of(action))
-            elif isinstance(action, (DropWaiting, DropBooking)):
+            if isinstance(action, _DROPS):
                 self._on_disk.discard(_row_of(action))
+            elif isinstance(action, _SAVES):
+                self._on_disk.add(_row_of(action))
 
     def _tidy(self, sql: str, value: object) -> None:
         """Remove unused rows; on a full disk they stay for the next time."""
@@ -326,20 +322,24 @@ def without_undone(actions: Sequence[Action], on_disk: Collection[Row]) -> list[
     return kept[::-1]
 
 
-_DROPS = (DropLease, DropWaiting, DropBooking)
-_ROWS = (SaveLease, SaveWaiting, SaveBooking, *_DROPS)
+_Save = SaveLease | SaveWaiting | SaveBooking
+_Drop = DropLease | DropWaiting | DropBooking
+_SAVES, _DROPS = (SaveLease, SaveWaiting, SaveBooking), (DropLease, DropWaiting, DropBooking)
+_ROWS = (*_SAVES, *_DROPS)
 
 
-def _row_of(
-    action: SaveLease | DropLease | SaveWaiting | DropWaiting | SaveBooking | DropBooking,
-) -> Row:
-    if isinstance(action, SaveLease):
-        return "leases", action.lease.id
-    if isinstance(action, SaveBooking):
-        return "bookings", str(action.booking.id)
-    if isinstance(action, DropBooking):
-        return "bookings", str(action.booking)
-    return ("leases", action.lease) if isinstance(action, DropLease) else ("waiting", action.key)
+def _row_of(action: _Save | _Drop) -> Row:
+    match action:
+        case SaveLease(lease):
+            return "leases", lease.id
+        case DropLease(lease_id):
+            return "leases", lease_id
+        case SaveBooking(booking):
+            return "bookings", str(booking.id)
+        case DropBooking(number):
+            return "bookings", str(number)
+        case _:
+            return "waiting", action.key
 
 
 def _open(path: str) -> sqlite3.Connection:
