@@ -85,6 +85,10 @@ class Record(metaclass=_RecordClass):
 
         def __init__(self, *args: Any, **given: Any) -> None:
             kind = type(self)
+            if len(args) == len(kind.__slots__) and not given and dict not in map(type, args):
+                for name, value in zip(kind.__slots__, args, strict=True):
+                    _put(self, name, value)
+                return
             values = {**kind.defaults, **dict(zip(kind.__slots__, args, strict=False)), **given}
             if len(values) != len(kind.__slots__):
                 odd = values.keys() ^ set(kind.__slots__)

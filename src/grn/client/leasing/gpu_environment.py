@@ -59,8 +59,9 @@ class GpuEnvironment:
             if self._holds > 1:
                 return
             for name, value in UNLESS_SET.items():
-                if name not in os.environ:
-                    self._set(name, value)
+                if os.environ.get(name) is None:
+                    self._before[name] = None
+                    os.environ[name] = value
             for name, value in ALWAYS.items():
                 self._set(name, value)
             self._set("CUDA_VISIBLE_DEVICES", visible)

@@ -334,12 +334,18 @@ class ClientLease:
         self, error: BaseException | None, said: dict[str, Any], is_quiet: bool = False
     ) -> Steps[str | None]:
         """Leave the GPUs and report the end of the lease."""
-        lease_id = self._leave()
         if self.is_nested:
+            self._leave()
             return None
         ending = self._ending(error)
         ending.update(said)
-        outcome = yield from self._settle(lease_id, ending, is_quiet and self._may_end_quietly)
+        if is_quiet and self._may_end_quietly:
+            try:  # the negotiator is at work while this process cleans up
+                yield from self._settle(self.id, ending, is_quiet=True)
+            finally:
+                self._leave()
+            return None
+        outcome = yield from self._settle(self._leave(), ending)
         return outcome
 
     def _settle(
