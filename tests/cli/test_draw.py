@@ -193,6 +193,9 @@ def test_a_first_run_does_not_stand_out_and_a_command_is_dimmer_than_its_name() 
     row = Row(Section.RUNNING, id="1", state="first run", what="x", user=0)
     text, style = draw.job_line(row, NOW, 120, "me", UNICODE)[-1]
     assert (text.rstrip(), style) == ("[first run] x", "plain")
+    named = row._replace(name="gpt2", what="gpt2: python train.py")
+    name, command = draw.job_line(named, NOW, 120, "me", UNICODE)[-2:]
+    assert (name, command[0].rstrip()) == (("gpt2 [first run]", "plain"), ": python train.py")
     row = row._replace(state="running", name="gpt2", what="gpt2: python train.py")
     name, command = draw.job_line(row, NOW, 120, "me", UNICODE)[-2:]
     assert name == ("gpt2", "plain")

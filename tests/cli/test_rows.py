@@ -302,5 +302,5 @@ def test_a_running_job_tells_what_it_has_of_the_host() -> None:
     rows = board(a_picture(leases=leases), UID).rows[Section.RUNNING]
 
     assert {row.id: row.on_host for row in rows} == {
-        "aaaa0001": "host RAM 3.0G of 8.0G, 1.5 of 4 cores", "aaaa0002": ""
+        "aaaa0001": "host RAM 3.0G, 8.0G reserved; 1.5 of 4 cores", "aaaa0002": ""
     }  # fmt: skip

@@ -313,10 +313,13 @@ def job_line(
 
 def _name_first(shown: str, style: str, row: Row) -> Line:
     """Dim the command that follows the name of a job."""
-    name, rest = shown[: len(row.name)], shown[len(row.name) :]
-    if not row.name or name != row.name:
+    if not row.name or not shown.startswith(row.name):
         return [(shown, style)]
-    return [(name, style), (rest, "dim" if rest.strip() else style)]
+    end = len(row.name)
+    if shown.startswith(" [", end):  # its state
+        end = shown.find("]", end) + 1 or len(shown)
+    rest = shown[end:]
+    return [(shown[:end], style), (rest, "dim" if rest.strip() else style)]
 
 
 def clipped(line: Line, width: int, marks: Marks) -> Line:
@@ -333,9 +336,15 @@ def clipped(line: Line, width: int, marks: Marks) -> Line:
 
 
 def _running(row: Row, now: float) -> dict[str, Piece]:
-    state = "" if row.state == "running" else f"[{row.state}] "
+    state = "" if row.state == "running" else f"[{row.state}]"
     if row.state == "idle" and row.idle_since_at is not None:
-        state = f"[idle {age(now - row.idle_since_at)}] "
+        state = f"[idle {age(now - row.idle_since_at)}]"
+    name = row.name if row.what.startswith(row.name) else ""  # a name is worth more columns
+    what = (
+        " ".join(filter(None, (name, state))) + row.what[len(name) :]
+        if name or not state
+        else (f"{state} {row.what}")
+    )
     style = "bad" if row.state == "draining" else "plain" if row.state in _CALM_STATES else "note"
     letter = next((char for char in row.seats if char.isalpha()), None)
     return {
@@ -346,7 +355,7 @@ def _running(row: Row, now: float) -> dict[str, Piece]:
         ),
         "FOR": (age(now - row.since_at), "plain"),
         "LEFT": (_expected(row, now), "dim"),
-        "JOB": (state + row.what, style),
+        "JOB": (what, style),
     }
 
 

@@ -182,9 +182,11 @@ def _on_host(lease: LeaseRow) -> str:
     """Tell a lease's memory and cores of the host, empty where they are not limited."""
     if not lease.reserved_ram_bytes and lease.used_ram_bytes is None:
         return ""
-    ram = f"{short_size(lease.used_ram_bytes)} of {short_size(lease.reserved_ram_bytes)}"
-    used = "?" if lease.used_cpus is None else f"{lease.used_cpus:.2g}"
-    return f"host RAM {ram}, {used} of {lease.reserved_cpus:.2g} cores"
+    ram = f"{short_size(lease.used_ram_bytes)}, {short_size(lease.reserved_ram_bytes)} reserved"
+    cores = "?" if lease.used_cpus is None else f"{lease.used_cpus:.2g}"
+    if lease.reserved_cpus:
+        cores += f" of {lease.reserved_cpus:.2g}"
+    return f"host RAM {ram}; {cores} cores"
 
 
 def _of_request(request: WaitingRow, job: JobRow | None) -> Row:

@@ -64,9 +64,9 @@ const soonText = ([low, high]) => { const left = Math.sqrt(Math.max(1, low - now
 export const soon = (range) => el("time", { title: `between ${clock(range[0])} and ${clock(range[1])}`, "data-soon": range.join(" ") }, soonText(range));
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));
-// A sentence with `code` in it; a capital where it begins.
+// A sentence with `code` in it; a capital where it begins, unless with a program (`python: …`).
 export function prose(text) {
-  const parts = plain(text).replace(/^[a-z](?=[a-z]*:? \S)/, (first) => first.toUpperCase()).split("`");
+  const parts = plain(text).replace(/^[a-z](?=[a-z]* \S|eld: )/, (first) => first.toUpperCase()).split("`");
   return parts.map((part, place) => (place % 2 && place < parts.length - 1 ? el("code", {}, part) : part));
 }
 
