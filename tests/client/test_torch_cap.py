@@ -77,7 +77,40 @@ def test_the_interpreter_is_that_of_the_command(tmp_path: Path, venv: Venv) -> N
     assert variables(["bin/python"], {}, 0.31, str(venv.folder)) == capped
 
 
-@pytest.mark.parametrize("argv", [("sh", "-c", "python train.py"), ("true",), ("no-such-program",)])
+@pytest.mark.parametrize(
+    ("line", "is_capped"),
+    [
+        ("python train.py", True),
+        ("cd sub && ../bin/python train.py --lr 1e-3 > out.txt 2>&1", True),
+        ("WANDB_MODE=offline python train.py --seed $GRN_ARRAY_INDEX | tee log", True),
+        ("python prepare.py && exec python train.py", True),
+        ("python prepare.py; other train.py", False),
+        ("cd $WHERE && python train.py", False),
+        ("$PYTHON train.py", False),
+        ("PATH=/other python train.py", False),
+        ("export X=1; python train.py", False),
+        ("python train.py $(other -V)", False),
+        ("python() { other; }; python train.py", False),
+        ("echo", False),
+    ],
+)
+def test_a_line_of_the_shell_is_capped_where_all_its_programs_are_certain(
+    venv: Venv, line: str, is_capped: bool
+) -> None:
+    (venv.folder / "sub").mkdir()
+    environment = {"PATH": str(venv.python.parent)}
+    assert knows_cap(["/bin/sh", "-c", line], environment, str(venv.folder)) is is_capped
+
+
+@pytest.mark.parametrize("argv", [("bash", "-lc", "python a.py"), ("zsh", "-c", "python a.py")])
+def test_a_shell_that_reads_files_first_may_choose_another_python(
+    venv: Venv, argv: tuple[str, ...]
+) -> None:
+    assert venv.variables(*argv) == {}
+    assert venv.variables("bash", "-c", "python a.py", BASH_ENV="~/.env") == {}
+
+
+@pytest.mark.parametrize("argv", [("true",), ("no-such-program",)])
 def test_where_the_interpreter_is_not_certain_nothing_is_capped(
     venv: Venv, argv: tuple[str, ...]
 ) -> None:

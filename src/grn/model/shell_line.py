@@ -28,6 +28,10 @@ _PREFIXES = frozenset(("!", "{", "if", "then", "else", "elif", "while", "until",
 _SETUP = frozenset(("cd", "pushd", "export", "set", "unset", "source", ".", "ulimit", "umask",
                     "module", "mkdir", "echo", "eval", "trap", "test", "[", "for", "done", "fi",
                     "}", ":"))  # fmt: skip
+_RUNS_MORE = re.compile(r"[`(]")  # functions, and commands within words
+_WORKED_OUT = re.compile(r"[$~*?\[]")  # what the word stands for is known only to a shell
+_CHOOSES = re.compile(r"PATH|HOME|VIRTUAL_ENV|(?:PYTHON|PYTORCH|CONDA|LD_).*")
+_WITHOUT_PYTHON = frozenset(("cat", "date", "echo", "mkdir", "sleep", "tee", "touch", "true"))
 
 
 def line_of(argv: Sequence[str]) -> str | None:
@@ -50,7 +54,9 @@ def program_of(line: str, folder: str = "") -> tuple[list[str], str]:
     A folder below a home begins with `~`.
     """
     first: list[str] = []
-    for words in _commands(line):
+    for words, _ in _commands(line):
+        if not words:
+            continue
         first = first or words
         if words[0] in ("cd", "pushd") and len(words) > 1:
             folder = words[-1] if words[-1][0:1] == "~" else posixpath.join(folder, words[-1])
@@ -59,20 +65,45 @@ def program_of(line: str, folder: str = "") -> tuple[list[str], str]:
     return first, folder
 
 
-def _commands(line: str) -> Iterator[list[str]]:
-    """Yield the words of each simple command, without assignments, keywords and redirections."""
+def plain_programs(line: str, folder: str = "") -> list[tuple[str, str]] | None:
+    """Return the programs of a line that may run Python, each with the folder it runs in.
+
+    None unless that is certain: no program or folder that the shell works out, no assignment that
+    chooses a Python.
+    """
+    found: list[tuple[str, str]] = []
+    if _RUNS_MORE.search(line):
+        return None
+    for words, given in _commands(line):
+        deciding = words if words[:1] == ["cd"] else words[:1]
+        if any(map(_CHOOSES.fullmatch, given)) or any(map(_WORKED_OUT.search, deciding)):
+            return None
+        if words[:1] == ["cd"] and len(words) == 2:
+            folder = posixpath.join(folder, words[1])
+        elif words and words[0] not in _WITHOUT_PYTHON:
+            found.append((words[0], folder))
+    return found
+
+
+def _commands(line: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the words of each simple command, and the names assigned before it.
+
+    Keywords and redirections are left out.
+    """
     words: list[str] = []
+    given: list[str] = []
     is_target = False  # the next word is the file of a redirection
     for kind, text in _tokens(line):
         if kind == "word" and not is_target:
-            if words or not (_is_assignment(text) or text in _PREFIXES):
+            if not words and _is_assignment(text):
+                given.append(text.partition("=")[0])
+            elif words or text not in _PREFIXES:
                 words.append(_unquoted(text))
-        elif kind == "end" and words:
-            yield words
-            words = []
+        elif kind == "end":
+            yield words, given
+            words, given = [], []
         is_target = kind == "redirect"
-    if words:
-        yield words
+    yield words, given
 
 
 def _tokens(line: str) -> Iterator[tuple[str, str]]:

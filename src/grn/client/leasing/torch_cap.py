@@ -12,6 +12,8 @@ import os
 import re
 import stat
 
+from grn.model.shell_line import line_of, plain_programs
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +25,7 @@ _FINAL = re.compile(r"torch-(\d+)\.(\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+[^-]*)?\.(?
 _ANY = re.compile(r"torch-[^-]*\.(?:dist|egg)-info")
 _PYTHON = re.compile(r"(?:python|pypy)[\d.]*$")
 _LIB = re.compile(r"python\d+(?:\.\d+)?t?$")
+_PLAIN_SHELLS = frozenset(("sh", "/bin/sh", "bash", "/bin/bash", "dash", "/bin/dash"))
 
 
 def variables(
@@ -45,8 +48,17 @@ def variables(
 
 
 def knows_cap(argv: Sequence[str], environment: Mapping[str, str], folder: str = "") -> bool:
-    """True when every PyTorch that the interpreter of a command could import knows the key."""
-    interpreter = _interpreter(argv[0], environment, folder) if argv else None
+    """True when every PyTorch that the interpreters of a command could import knows the key."""
+    programs: list[tuple[str, str]] | None = [(argv[0], folder)] if argv else []
+    line = line_of(argv)
+    if line is not None:  # of a plain shell, which reads no file first
+        is_plain = argv[0] in _PLAIN_SHELLS and argv[1] == "-c" and "BASH_ENV" not in environment
+        programs = plain_programs(line, folder) if is_plain else None
+    return bool(programs) and all(_is_new(*one, environment) for one in programs or ())
+
+
+def _is_new(program: str, folder: str, environment: Mapping[str, str]) -> bool:
+    interpreter = _interpreter(program, environment, folder)
     if interpreter is None:
         return False
     found = [
