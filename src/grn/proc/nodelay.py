@@ -20,7 +20,9 @@ _PIDFD_GETFD = 438  # the number is the same on all architectures; Python has no
 
 def below(root: int) -> list[socket.socket]:
     """Set TCP_NODELAY on the connections of a process and of those below it; return them."""
-    pids = (root, *(one.pid for one in processes.all_below(root)))
+    pids = [root]
+    for pid in pids:  # grows while it is walked
+        pids += sorted(processes.listed_children(pid) or ())
     return [connection for pid in pids for connection in _of(pid)]
 
 

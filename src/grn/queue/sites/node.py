@@ -227,11 +227,11 @@ class Node(asyncio.Protocol):
         self._listener.node_changed(self)
 
     def data_received(self, data: bytes) -> None:
-        self._line.heard()
         try:
             for frame in self._reader.feed(data):
                 self.heard_at = time.time()
                 self._receive(frame)
+            self._line.heard()
         except ProtocolError as error:
             self._fail(error.message)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
