@@ -209,6 +209,7 @@ class RayCluster:
         self._actor = ray.remote(_actor_class(ray))
         self._options = {
             "lifetime": "detached", "max_restarts": 0, "max_task_retries": 0,
+            "enable_task_events": False,  # the head would keep a record of each call
             **ray_rules.resources(site.gpus, site.options),
         }  # fmt: skip
         self._sweep = ray.remote(ray_actor.sweep)
