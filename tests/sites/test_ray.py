@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import grn
 from tests.harness import GRN, Job, is_running, wait_for
 from tests.queue.daemon import Queue, being_here
 from tests.sites.ray_rig import VARIABLES, RayRig, python_with_ray
@@ -323,6 +324,21 @@ def test_a_killed_agent_is_started_again_and_finds_its_jobs(home: Home, rig: Ray
     assert home.job(job)["attempt"] == 1
     assert home.log(job) == "runs\nended\n"
     assert rig.pilots() == [actor]
+
+
+def test_the_agent_of_an_older_version_is_replaced_and_its_jobs_go_on(home: Home) -> None:
+    home.gate("end")
+    job = home.runs("gate end; exit 5")
+    (agent,) = home.processes(AGENT)
+    (version,) = home.story.folder.glob("n-*-pilots/**/version")
+    assert version.read_text() == grn.__version__
+    version.write_text("0.0.1")
+    home.kill_all("grn.queue.sites.agent.pipe")
+    wait_for(lambda: home.processes(AGENT) not in ([], [agent]), "another agent")
+    home.gate("end").open()
+
+    assert home.ended(job)["status"] == 5
+    assert home.job(job)["attempt"] == 1
 
 
 def test_a_killed_adapter_is_started_again_and_finds_its_pilots(home: Home, rig: RayRig) -> None:

@@ -1,7 +1,8 @@
 """One allocation on a node, for engines that kill what their worker processes have started.
 
 `start` runs the agent of an allocation apart from the process that asks for it and bound to that
-process; `drain` lets it leave; `end` ends every process of the allocation and removes its folders.
+process; `renew` ends one of before an update, to be started again; `drain` lets it leave; `end`
+ends every process of the allocation and removes its folders.
 Run as `python -m grn.queue.sites.agent.allocation`, by `ray_actor.py`.
 """
 
@@ -12,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 
@@ -23,16 +23,16 @@ from grn.errors import AlreadyRunning, GrnError, MachineError, UsageError
 from grn.proc import pidfd, processes, spawn
 from grn.proc.spawn import own_module
 from grn.queue.sites.agent.node_environment import ALLOCATION
-from grn.queue.sites.agent.pipe import socket_of
+from grn.queue.sites.agent.pipe import connect, end_older, socket_of
 from grn.queue.sites.agent.process import QUEUE_ID, end_allocation
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start, drain or end an allocation; the last line has the agent's socket, or why not."""
+    """Do one thing to an allocation; the last line has the agent's socket, or why not."""
     parser = argparse.ArgumentParser(prog="python -m grn.queue.sites.agent.allocation")
-    parser.add_argument("verb", choices=("start", "drain", "end"))
+    parser.add_argument("verb", choices=("start", "renew", "drain", "end"))
     parser.add_argument("--queue", required=True, help="the identity of the queue at home")
     parser.add_argument("--allocation", required=True, help="the engine's name of it")
     parser.add_argument("--idle-s", default="60", help="leave when so long without a queue")
@@ -44,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         enter(arguments.allocation)
         if arguments.verb == "start":
             start(arguments.queue, arguments.bound_to, arguments.idle_s)
+        elif arguments.verb == "renew":
+            end_older(arguments.queue)
         elif arguments.verb == "drain":
             drain(arguments.queue)
         elif left := end_allocation():
@@ -86,13 +88,9 @@ def start(queue_id: str, bound_to: int, idle_s: str) -> None:
 
 def drain(queue_id: str) -> None:
     """Let the agent take nothing new, and leave when it is empty."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(socket_of(queue_id))
-            pid, _ = pidfd.credentials(sock)
-            fd = pidfd.of_peer(sock, pid)
-        except OSError as error:
-            raise MachineError(f"its agent does not answer: {error.strerror}.") from error
+    with connect(queue_id) as sock:
+        pid, _ = pidfd.credentials(sock)
+        fd = pidfd.of_peer(sock, pid)
         try:
             pidfd.send_to(fd, signal.SIGUSR1)
         finally:

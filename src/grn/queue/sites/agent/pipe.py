@@ -109,20 +109,10 @@ def _offered(path: str) -> socket.socket:
 def _reach(queue_id: str, wait_s: float) -> socket.socket:
     """Return a connection to the agent."""
     deadline = time.monotonic() + wait_s
-
-    def connect() -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(socket_of(queue_id))
-        except OSError as error:
-            sock.close()
-            raise DaemonNotRunning(socket_of(queue_id)) from error
-        return sock
-
     has_ended_one = False
     while True:
         try:
-            agent = connect()
+            agent = connect(queue_id)
         except DaemonNotRunning:
             if time.monotonic() >= deadline:
                 break
@@ -140,8 +130,28 @@ def _reach(queue_id: str, wait_s: float) -> socket.socket:
         argv = [*own_module("grn.queue.sites.agent.process"), "--queue", queue_id]
         daemons.start_aside("agent", argv, is_detached=True)
     except AlreadyRunning as held:
-        return daemons.until_answered(connect, held)
-    return connect()
+        return daemons.until_answered(lambda: connect(queue_id), held)
+    return connect(queue_id)
+
+
+def connect(queue_id: str) -> socket.socket:
+    """Return a connection to the agent that runs; raise DaemonNotRunning."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(socket_of(queue_id))
+    except OSError as error:
+        sock.close()
+        raise DaemonNotRunning(socket_of(queue_id)) from error
+    return sock
+
+
+def end_older(queue_id: str) -> None:
+    """End the agent that runs unless it is of this version; attempts continue."""
+    agent = connect(queue_id)
+    if _version(queue_id) == __version__:
+        agent.close()
+    else:
+        _end(agent)
 
 
 def _version(queue_id: str) -> str:

@@ -176,7 +176,7 @@ class ActorHandle:
         await self._call(self._actor.drain.remote())
 
     async def open(self) -> int:
-        return int(await self._call(self._actor.open.remote()))
+        return int(await self._call(self._actor.open.remote(__version__)))
 
     async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
         answer = self._actor.exchange.remote(stream, turn, data, wait_s)

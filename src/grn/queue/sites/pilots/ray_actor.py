@@ -28,6 +28,7 @@ LINGER_S = 30.0
 SHORT_LIFE_S, MAX_SHORT_LIVES, PAUSE_S = 3.0, 5, 0.5
 STARTING, UP, LEFT, FAILED = "starting", "up", "left", "failed"
 LEFT_MARK = "left"
+VERSION_FILE = "version"
 
 
 @dataclass(frozen=True)
@@ -144,14 +145,16 @@ class PilotActor:
 
     # --- streams of the queue ------------------------------------------------------------
 
-    async def open(self) -> int:
-        """Open a stream to the agent and return its number; it replaces the one before."""
+    async def open(self, version: str) -> int:
+        """Open a stream to the agent and return its number; it replaces the one before.
+
+        `version` is that of the queue. An agent of another one is replaced if its node was updated.
+        """
         self._begin()
-        deadline = time.monotonic() + READY_S
-        while self._phase != UP:
-            if self._phase in (LEFT, FAILED) or time.monotonic() > deadline:
-                raise ConnectionError(self._text or f"its agent is {self._phase}")
-            await self.watch(self._phase)
+        await self._until_up()
+        if _text_of(os.path.join(os.path.dirname(self._socket), VERSION_FILE)) != version:
+            await self._run("renew")
+            await self._until_up()
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(StreamEnd, self._socket)
         for number in list(self._streams):
@@ -159,6 +162,13 @@ class PilotActor:
         self._opened += 1
         self._streams[self._opened] = link
         return self._opened
+
+    async def _until_up(self) -> None:
+        deadline = time.monotonic() + READY_S
+        while self._phase != UP:
+            if self._phase in (LEFT, FAILED) or time.monotonic() > deadline:
+                raise ConnectionError(self._text or f"its agent is {self._phase}")
+            await self.watch(self._phase)
 
     async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
         """Pass bytes on to the agent and return the next ones of it; None at its end.
@@ -320,6 +330,14 @@ def is_of_worker(name: str, value: str) -> bool:
     if name == "PYTHONBREAKPOINT":
         return value.startswith("ray.")
     return name.startswith("RAY_") or name in ("SPT_NOENV", "OMP_NUM_THREADS")
+
+
+def _text_of(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _last_line(order: PilotOrder, said: bytes) -> str:
