@@ -18,7 +18,7 @@ from grn.sweep import manifest
 
 DATA = Path(__file__).parent / "data"
 FORMS = {  # version, and the folder in tests/data with the form before it
-    "journal of the queue": (journal_file.SCHEMA_VERSION, 10, "queue-3260378"),
+    "journal of the queue": (journal_file.SCHEMA_VERSION, 11, "queue-c17b805"),
     "record of an attempt": (attempt_files.FORMAT, 5, "queue-3260378"),
     "state of the negotiator": (schema.SCHEMA_VERSION, 10, "negotiator-148b250"),
     "journal of a batch": (batch_journal.VERSION, 2, "batch-3368bb6"),

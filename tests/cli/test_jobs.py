@@ -479,6 +479,36 @@ def test_retry_submits_once_more(queue: Queue) -> None:
     assert ended.err.startswith(f"error: job {held} has not ended")
 
 
+def test_a_long_array_is_one_record_that_commands_see_as_its_jobs(queue: Queue) -> None:
+    words = ("submit", "--hold", "--name", "grid", "--array", "10-5009", "--shell", "--",
+             "echo $GRN_ARRAY_INDEX >> array.out")  # fmt: skip
+    ids = [int(word) for word in queue.fine(*words).split()]
+    first = ids[0]
+    assert ids == list(range(first, first + 5000))
+    assert queue.ask("count")["counts"]["held"] == 5000
+    assert "grid[10-5009]" in queue.fine("ls")
+    assert "grid[3010]" in queue.fine("show", str(first + 3000))
+    assert "held" in queue.fine("why", str(ids[-1]))
+    queue.fine("edit", str(first + 2000), "--priority", "7")
+    queue.fine("release", f"{first + 1000}-{first + 1001}", str(first + 2000))
+    some = (first + 1000, first + 1001, first + 2000)
+    assert [queue.ended(job)["reason"] for job in some] == ["ok"] * 3
+    lines = (queue.story.folder / "array.out").read_text().split()
+    assert sorted(lines) == ["1010", "1011", "2010"]
+    queue.fine("cancel", "grid")
+    assert queue.ask("count")["counts"]["held"] == 0
+
+
+def test_a_job_can_come_after_a_member_of_an_array(queue: Queue) -> None:
+    ids = queue.fine("submit", "--hold", "--mem", "16MiB", "--array", "0-2999", "--", "true")
+    member = ids.split()[2500]
+    job = queue.submit("--mem", "16MiB", "--after", member, "--", "true")
+    assert f"waiting for job {member} to finish" in queue.fine("why", str(job))
+    queue.fine("release", member)
+    assert queue.ended(job)["reason"] == "ok"
+    queue.fine("cancel", f"{ids.split()[0]}-{ids.split()[-1]}")
+
+
 def test_an_array_is_retried_with_its_numbers(queue: Queue) -> None:
     out = queue.fine("submit", "--mem", "16MiB", "--array", "4-5", "--shell", "--",
                      "echo $GRN_ARRAY_INDEX; exit 1")  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
+    ArraySubmitted,
     AskLease,
     AttemptStarted,
     CancelAsked,
@@ -24,6 +25,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    MembersNamed,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -42,6 +44,7 @@ from grn.queue.jobs.job import (
     JobSpec,
     JobState,
     Kept,
+    KeptArray,
     Settlement,
 )
 from grn.queue.jobs.lease_window import WindowLimits
@@ -121,6 +124,18 @@ class Line:
         ends = tuple(changes.pop("ends", {}).items())
         specs = tuple(a_spec(job, **changes) if isinstance(job, int) else job for job in jobs)
         return self.tell(Submitted(self.at, specs, ends, is_held))
+
+    def submits_array(
+        self, first: int, last: int, is_held: bool = False, **changes: Any
+    ) -> list[Action]:
+        """Submit an array as one record."""
+        ends = tuple(changes.pop("ends", {}).items())
+        array = KeptArray(a_spec(first, **changes), ((first, last),), is_held)
+        return self.tell(ArraySubmitted(self.at, array, ends))
+
+    def names(self, *jobs: int) -> list[Action]:
+        """A request is about jobs."""
+        return self.tell(MembersNamed(self.at, jobs))
 
     def grants(self, job: int, lease: str = "", **changes: Any) -> list[Action]:
         """The negotiator grants what it was asked."""

@@ -14,6 +14,7 @@ from typing import Any
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     Action,
+    ArraySubmitted,
     AskLease,
     AttemptStarted,
     CancelAsked,
@@ -26,6 +27,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    MembersNamed,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -47,6 +49,7 @@ from grn.queue.jobs.job import (
     JobSpec,
     JobState,
     Kept,
+    KeptArray,
     Settlement,
 )
 from grn.queue.jobs.lease_window import WindowLimits
@@ -103,11 +106,14 @@ class Wish:
         self.gpus = 9 if chance.random() < 0.02 else 1  # nobody has nine
         self.has_after = chance.random() < 0.3
         self.kind = chance.choice("ab")
+        self.is_array = chance.random() < 0.3
+        self.limit = chance.choice((0, 0, 1)) if self.is_array else 0
 
     def specs(self, first: int, after: tuple[After, ...]) -> tuple[JobSpec, ...]:
         return tuple(
             JobSpec(job, self.kind, self.kind, self.gpus, None, False, self.priority, after,
-                    self.retries, self.may_requeue)
+                    self.retries, self.may_requeue, array=first if self.limit else 0,
+                    array_limit=self.limit)
             for job in range(first, first + self.count)
         )  # fmt: skip
 
@@ -352,13 +358,14 @@ class Simulation:
         self.leases = Leases(self.negotiator)
         rows = self.disk.rows
         kept = [self.look_at(row) for row in self.disk.alive().values()]
-        needed = {after.job for one in kept for after in one.spec.after}
+        arrays = tuple(self.disk.arrays.values())
+        needed = {after.job for one in (*kept, *arrays) for after in one.spec.after}
         ends = tuple(
             (job, rows[job].reason is EndReason.OK)
             for job in needed
             if job in rows and rows[job].reason is not None
         )
-        self.tell(Recovered(self.now, tuple(kept), ends, self.disk.is_drained))
+        self.tell(Recovered(self.now, tuple(kept), ends, self.disk.is_drained, arrays))
         self.turn()
         for one in kept:
             if one.found in (AttemptFate.ENDED, AttemptFate.LOST):
@@ -430,7 +437,8 @@ class Simulation:
         assert wish.key in self.disk.keys, "I10: answered before it was written"
         first = self.disk.keys[wish.key]
         for job in range(first, first + wish.count):
-            assert job in self.disk.rows or job in self.disk.fates, "I1: an accepted job is lost"
+            is_there = job in self.disk.rows or job in self.disk.folded()
+            assert is_there or job in self.disk.fates, "I1: an accepted job is lost"
         self.wishes.pop()
 
     def accept(self, wish: Wish) -> None:
@@ -445,9 +453,15 @@ class Simulation:
             if one.job not in self.engine.jobs
         )
         specs = wish.specs(self.disk.last_id + 1, after)
-        self.disk.submit(wish.key, specs, wish.is_held)
-        self.may_crash(0.01)
-        self.tell(Submitted(self.now, specs, ends, wish.is_held))
+        if wish.is_array:
+            array = KeptArray(specs[0], ((specs[0].id, specs[-1].id),), wish.is_held)
+            self.disk.submit_array(wish.key, array)
+            self.may_crash(0.01)
+            self.tell(ArraySubmitted(self.now, array, ends))
+        else:
+            self.disk.submit(wish.key, specs, wish.is_held)
+            self.may_crash(0.01)
+            self.tell(Submitted(self.now, specs, ends, wish.is_held))
         self.turn()
 
     def steer(self) -> None:
@@ -455,6 +469,7 @@ class Simulation:
         assert self.engine is not None
         chance, now, jobs = self.chance, self.now, tuple(self.engine.jobs)
         some = tuple(job for job in jobs if chance.random() < 0.2) or (1,)
+        self.tell(MembersNamed(now, some))
         what = int(chance.random() * 7)
         if what == 0:
             self.tell(CancelAsked(now, some[:3], chance.random() < 0.2))
@@ -536,6 +551,7 @@ class Simulation:
         jobs = tuple(self.engine.jobs)
         kept_back = jobs[: self.chance.choice((0, 1))]
         self.tell(DrainAsked(self.now, is_drained=False))
+        self.tell(MembersNamed(self.now, jobs))
         self.tell(HoldAsked(self.now, jobs, is_held=False))
         self.tell(HoldAsked(self.now, kept_back))
         for _ in range(60 + 60 * len(jobs)):
@@ -558,7 +574,9 @@ class Simulation:
             return
         self.engine.check()
         alive = self.disk.alive()
-        assert alive.keys() == self.engine.jobs.keys(), "I1: a job is lost"
+        folded = self.disk.folded()
+        assert alive.keys() | folded == self.engine.jobs.keys(), "I1: a job is lost"
+        assert not alive.keys() & folded, "I2: a job, and folded too"
         for job_id, row in alive.items():
             job = self.engine.jobs[job_id]
             state = STARTING if job.state is RUNNING else job.state

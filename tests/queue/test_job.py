@@ -12,6 +12,7 @@ from grn.queue import events
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
     ActionFailed,
+    ArraySubmitted,
     AttemptFound,
     AttemptStarted,
     CancelAsked,
@@ -25,6 +26,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    MembersNamed,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -34,7 +36,7 @@ from grn.queue.events import (
     SubmitterGone,
     YieldAsked,
 )
-from grn.queue.jobs.job import AttemptFate, Exit, JobState, Step, after
+from grn.queue.jobs.job import AttemptFate, Exit, JobState, KeptArray, Step, after
 from tests.queue.builders import Line, a_spec
 
 QUEUE = Path(__file__).resolve().parents[2] / "src" / "grn" / "queue"
@@ -45,6 +47,8 @@ EVENTS: dict[type, Event] = {
     for event in (
         Recovered(1.0, ()),
         Submitted(1.0, ()),
+        ArraySubmitted(1.0, KeptArray(a_spec(50), ((50, 59),))),
+        MembersNamed(1.0, (1,)),
         LeaseGranted(1.0, 1, "lease-1", "0", (0,), 1 << 30),
         LeaseAwaited(1.0, 1, "no room"),
         LeaseRefused(1.0, 1, "it never fits"),
@@ -150,7 +154,7 @@ def test_a_state_is_assigned_in_one_place_only() -> None:
             flat = [one for target in targets for one in ast.walk(target)]
             names = [one.attr for one in flat if isinstance(one, ast.Attribute)]
             found += [path.name for name in names if name in ("state", "_state")]
-    assert found == ["job_table.py"]
+    assert found == ["queued_job.py"]
 
 
 def test_only_events_change_the_engine() -> None:

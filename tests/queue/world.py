@@ -15,6 +15,7 @@ from grn.queue.events import (
     SaveBegin,
     SaveDrain,
     SaveEnd,
+    SaveMembers,
     SaveState,
 )
 from grn.queue.jobs.job import (
@@ -24,6 +25,7 @@ from grn.queue.jobs.job import (
     JobSpec,
     JobState,
     Kept,
+    KeptArray,
     Settlement,
 )
 
@@ -82,6 +84,7 @@ class Disk:
         self.fates: dict[int, EndReason] = {}  # how jobs ended, also those cleaned away
         self.begun: dict[Attempt, tuple[str, int]] = {}  # open attempts: their lease, their boot
         self.keys: dict[str, int] = {}  # submit key -> first id
+        self.arrays: dict[int, KeptArray] = {}  # with folded members
         self.last_id = 0
         self.is_drained = False
         self.folders: dict[Attempt, Folder] = {}
@@ -94,6 +97,29 @@ class Disk:
             self.rows[spec.id] = Row(spec, is_held)
         assert key not in self.keys, "I1: one key, two submits"
         self.keys[key] = specs[0].id
+
+    def submit_array(self, key: str, array: KeptArray) -> None:
+        ((first, last),) = array.left
+        assert first > self.last_id, "I7: an id is given again"
+        assert key not in self.keys, "I1: one key, two submits"
+        self.last_id, self.arrays[first], self.keys[key] = last, array, first
+
+    def folded(self) -> set[int]:
+        """Return the members of arrays that are not jobs of their own."""
+        return {
+            job for array in self.arrays.values() for first, last in array.left
+            for job in range(first, last + 1)
+        }  # fmt: skip
+
+    def save_members(self, action: SaveMembers) -> None:
+        array, before = self.arrays.pop(action.array), self.folded()
+        for job in action.jobs:
+            assert job not in self.rows, "I2: a member becomes a job twice"
+            self.rows[job] = Row(array.spec._replace(id=job), array.is_held)
+        if action.left:
+            self.arrays[action.array] = array._replace(left=action.left)
+        left = {job for first, last in array.left for job in range(first, last + 1)}
+        assert self.folded() - before == left - set(action.jobs), "I1: a member is lost"
 
     def alive(self) -> dict[int, Row]:
         return {job: row for job, row in self.rows.items() if row.reason is None}
@@ -304,6 +330,7 @@ class Leases:
 
 
 WRITERS: dict[type, Callable[[Disk, Any], None]] = {
+    SaveMembers: Disk.save_members,
     SaveState: Disk.save_state,
     SaveBegin: Disk.save_begin,
     SaveAttemptEnd: Disk.save_attempt_end,

@@ -196,13 +196,19 @@ class Campaign:
 
     def _submit(self, name: str, chance: random.Random) -> None:
         names = [f"{name}.{place}" for place in range(chance.randint(1, 5))]
-        argvs = []
+        is_array = chance.random() < 0.3
+        argvs: list[list[str]] = []
+        more: dict[str, str] = {}
         with self._lock:
             for one in names:
                 seconds = chance.choice((0, 0, 0.02, 0.2, chance.uniform(0.1, 1.5)))
                 status = chance.choice((0, 0, 0, 1, 7))
-                argvs.append(self._ledger.command(one, seconds, status))
-        request = self._rig.request(argvs, key=f"{chance.getrandbits(96):024x}")
+                if is_array and not argvs:
+                    more = {"array": f"0-{len(names) - 1}"}
+                    argvs = [self._ledger.array(name, len(names), seconds, status)]
+                elif not is_array:
+                    argvs.append(self._ledger.command(one, seconds, status))
+        request = self._rig.request(argvs, key=f"{chance.getrandbits(96):024x}", **more)
         answers = 0
         again = 2 if chance.random() < 0.1 else 1  # some do not believe their first answer
         while answers < again:

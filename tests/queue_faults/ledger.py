@@ -39,6 +39,13 @@ class Ledger:
         until = str(gate) if gate else f"{seconds:.3f}"
         return ["/bin/sh", "-c", script, name, str(self.path), until, str(status)]
 
+    def array(self, name: str, count: int, seconds: float, status: int) -> list[str]:
+        """Return the command of an array, whose members are called by their numbers from 0."""
+        for number in range(count):
+            argv = self.command(f"{name}.{number}", seconds, status)
+        script = argv[2].replace("$0", "$0.$GRN_ARRAY_INDEX")
+        return [*argv[:2], script, name, *argv[4:]]
+
     def note(self, name: str, job_id: int) -> None:
         """Note what a client was told; the same name must always be told the same id."""
         with self._lock:

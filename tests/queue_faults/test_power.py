@@ -64,7 +64,10 @@ class Cuts:
     def _submit(self) -> None:
         while not self._is_cut.is_set():
             name = f"{random.getrandbits(64):x}"
-            request = self._rig.request([["true"]] * JOBS, held=True)
+            is_array = random.random() < 0.5
+            more = {"array": f"1-{JOBS}"} if is_array else {}
+            jobs = 1 if is_array else JOBS
+            request = self._rig.request([["true"]] * jobs, held=True, **more)
             for job in request["jobs"]:
                 job["name"] = name
             try:

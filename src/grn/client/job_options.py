@@ -219,6 +219,7 @@ OPTIONS: Mapping[str, JobOption] = {
     "without": JobOption(_texts, usual=()),
     "at": JobOption(usual="", longest=128),
     "tags": JobOption(_tags, usual=()),
+    "array": JobOption(usual=""),
     "array_limit": JobOption(usual=0),
     "hold": JobOption(field="held"),
     "begin": JobOption(begin_at, "begin_at", usual="", clearing={"now": 0.0}),

@@ -210,8 +210,6 @@ def send(jobs: Iterable[Message], shared: Message, *, is_quiet: bool = False) ->
         answer = queue.submit(
             {"op": "submit", "jobs": part, **shared}, partial(_take_once, left, following)
         )
-        if "array_limit" in shared:
-            shared.setdefault("array_first", answer["first"])
         if answer["trouble"] and not ids and not is_quiet:
             print(f"grn: accepted, but: {answer['trouble']}", file=sys.stderr)
         ids += range(answer["first"], answer["first"] + answer["count"])

@@ -32,12 +32,13 @@ def parse_ranges(text: str) -> list[int]:
     return list(found)
 
 
-def parse_array(text: str) -> tuple[list[int], int]:
-    """Read the numbers of an array, and after `%` how many run at once (0: no limit)."""
+def parse_array(text: str) -> tuple[str, int]:
+    """Return the numbers of an array as written, and how many run at once (0: no limit)."""
     numbers, mark, limit = text.partition("%")
     if mark and not (limit.isascii() and limit.isdigit() and 0 < int(limit[:7]) <= MAX_NUMBERS):
         raise UsageError(f"invalid limit '{limit}' of an array.", "Write it like 0-99%4.")
-    return parse_ranges(numbers), int(limit or 0)
+    parse_ranges(numbers)
+    return numbers, int(limit or 0)
 
 
 def show_ranges(numbers: Sequence[int], most: int = 3) -> str:

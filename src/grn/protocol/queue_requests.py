@@ -84,6 +84,7 @@ class SubmitRequest(QueueMessage, frozen=True, tag="submit", kw_only=True):
     send: Sent | None = None
     fetch: Annotated[list[Text], Meta(max_length=MAX_PATTERNS)] = field(default_factory=list)
     tags: Tags = field(default_factory=list)
+    array: Annotated[str, Meta(max_length=1 << 20)] = ""  # its one job, once for each number
     array_first: JobId | None = None  # the first job of the array that an earlier message began
     array_limit: Annotated[int, Meta(ge=0, le=100_000)] = 0
     begin_at: WallClock = 0.0

@@ -6,14 +6,14 @@ processes, files and clocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from grn.model.text import counted
 from grn.queue.events import (
     Action,
     ActionFailed,
+    ArraySubmitted,
     AttemptFound,
     AttemptStarted,
     CancelAsked,
@@ -27,6 +27,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    MembersNamed,
     MoveAsked,
     NegotiatorFound,
     NegotiatorLost,
@@ -34,7 +35,6 @@ from grn.queue.events import (
     ReturnLease,
     RunIdleHook,
     SaveAttemptEnd,
-    SaveDrain,
     SettleLease,
     ShimLost,
     Stop,
@@ -46,18 +46,23 @@ from grn.queue.events import (
     YieldAsked,
 )
 from grn.queue.jobs import finish
+from grn.queue.jobs.arrays import FoldedArray
 from grn.queue.jobs.job import (
     AttemptFate,
     EndReason,
     Exit,
     JobState,
-    JobView,
     Kept,
+    KeptArray,
     Settlement,
     Step,
 )
-from grn.queue.jobs.job_table import JobTable, QueuedJob, restored, saved
-from grn.queue.jobs.lease_window import LeaseWindow, StartWindows, WindowLimits
+from grn.queue.jobs.job_table import JobTable, restored, saved
+from grn.queue.jobs.job_views import JobViews
+from grn.queue.jobs.lease_window import LeaseWindow, WindowLimits
+from grn.queue.jobs.queued_job import QueuedJob
+from grn.queue.jobs.start_windows import StartWindows
+from grn.queue.jobs.steering import Steering
 
 
 class QueueEngine:
@@ -65,14 +70,15 @@ class QueueEngine:
 
     def __init__(self, limits: WindowLimits | None = None) -> None:
         self._table = JobTable()
-        self._window = LeaseWindow(limits or WindowLimits(), self._table)
         self._start_windows = StartWindows(self._table)
+        self._window = LeaseWindow(limits or WindowLimits(), self._table, self._start_windows)
+        self._steering = Steering(self._table, self._window, self._start_windows)
         self.jobs = JobViews(self._table, self._window, self._start_windows)
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
         actions = list(_HANDLERS[type(event)](self, event))
-        if not self._table.jobs and any(isinstance(action, TellEnded) for action in actions):
+        if not self.jobs and any(isinstance(action, TellEnded) for action in actions):
             actions.append(TellEmpty())
         return actions
 
@@ -85,14 +91,14 @@ class QueueEngine:
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs run, are queued, and are held."""
-        busy, held = self._table.busy, self._table.held
-        return {"running": busy, "queued": len(self._table.jobs) - busy - held, "held": held}
+        busy, held = self._table.busy, self._table.held + self._table.arrays.held
+        return {"running": busy, "queued": len(self.jobs) - busy - held, "held": held}
 
     def check(self) -> None:
         """Raise AssertionError when the state contradicts itself."""
         self._table.check()
 
-    # --- submitting and steering ---------------------------------------------------------
+    # --- submitting ----------------------------------------------------------------------
 
     def _recovered(self, event: Recovered) -> Iterator[Action]:
         self._window.is_drained = event.is_drained
@@ -101,6 +107,8 @@ class QueueEngine:
             self._table.add(job)
             yield from self._start_windows.enter(job)
         ends = dict(event.ends)
+        for array in event.arrays:
+            yield from self._add_array(array, ends)
         for job in list(self._table.jobs.values()):
             if job.fault and job.state is JobState.QUEUED:
                 yield from self._table.end(job, EndReason.LOST, job.fault, None)
@@ -124,19 +132,23 @@ class QueueEngine:
                 yield saved(job)
         yield from self._window.more()
 
-    def _cancel_asked(self, event: CancelAsked) -> Iterator[Action]:
-        for job_id in event.jobs:
-            job = self._table.jobs.get(job_id)
-            if job is None:
-                continue
-            if job.state is JobState.QUEUED:
-                yield from self._table.end(job, EndReason.CANCELLED, event.text, None)
-                continue
-            is_second = job.state is JobState.STOPPING
-            self._table.step(job, Step.STOP)
-            yield saved(job)
-            yield Stop(job_id, job.attempt, event.is_now or is_second)
+    def _array_submitted(self, event: ArraySubmitted) -> Iterator[Action]:
+        yield from self._add_array(event.array, dict(event.ends))
         yield from self._window.more()
+
+    def _add_array(self, kept: KeptArray, ends: dict[int, bool]) -> Iterator[Action]:
+        array = FoldedArray(kept)
+        yield from self._start_windows.enter(array)
+        yield from self._table.add_array(array, ends)
+        if kept.fault:
+            for job in (yield from self._table.unfold(array, list(array))):
+                job.fault = kept.fault  # the job is ended with all others that have one
+                ends[job.spec.id] = False
+
+    def _members_named(self, event: MembersNamed) -> Iterator[Action]:
+        """Make members of arrays jobs of their own."""
+        for array in list(self._table.arrays):
+            yield from self._window.unfold(array, event.jobs)
 
     def _yield_asked(self, event: YieldAsked) -> Iterator[Action]:
         """End an attempt that yields, or is idle; it is run again."""
@@ -165,7 +177,7 @@ class QueueEngine:
             if job.spec.submitter == event.submitter
         ]
         asked = CancelAsked(event.at, tuple(tied), text="the process that submitted it has ended")
-        yield from self._cancel_asked(asked)
+        yield from self._steering.cancel(asked)
 
     def _end(
         self, job: QueuedJob, reason: EndReason, text: str, exit: Exit | None
@@ -180,61 +192,6 @@ class QueueEngine:
             if is_mate and other.state is JobState.QUEUED and other.spec.id in self._table.jobs:
                 text = f"job {spec.id} of its group has failed"
                 yield from self._table.end(other, EndReason.CANCELLED, text, None)
-
-    def _hold_asked(self, event: HoldAsked) -> Iterator[Action]:
-        for job_id in event.jobs:
-            job = self._table.jobs.get(job_id)
-            if job is None or job.state is not JobState.QUEUED or job.is_held == event.is_held:
-                continue
-            self._table.hold(job, is_held=event.is_held)
-            yield from self._table.reorder(job)
-            yield saved(job)
-        yield from self._window.more()
-
-    def _move_asked(self, event: MoveAsked) -> Iterator[Action]:
-        places = [job.place for job in self._table.jobs.values()]
-        first, last = min(places, default=0), max(places, default=0)
-        moving = [self._table.jobs[job_id] for job_id in event.jobs if job_id in self._table.jobs]
-        for step, job in enumerate(moving):
-            if job.state is not JobState.QUEUED:
-                continue
-            yield from self._table.unask(job)
-            if event.priority is not None:
-                job.priority = event.priority
-                job.spec = job.spec._replace(priority=event.priority)
-            if event.to_front is not None:
-                job.place = first - len(moving) + step if event.to_front else last + 1 + step
-            self._table.ready.add(job)
-            yield saved(job)
-            yield from self._unask_followers(job)
-        yield from self._window.more()
-
-    def _edited(self, event: Edited) -> Iterator[Action]:
-        job = self._table.jobs.get(event.spec.id)
-        if job is None or job.state is not JobState.QUEUED:
-            return  # it began or ended first
-        yield from self._table.unask(job)
-        job.tries_left = max(0, job.tries_left + event.spec.retries - job.spec.retries)
-        job.spec, job.priority, job.said = event.spec, event.spec.priority, ""
-        yield from self._start_windows.enter(job)
-        self._table.ready.add(job)
-        yield saved(job)
-        yield from self._unask_followers(job)
-        yield from self._window.more()
-
-    def _unask_followers(self, moved_job: QueuedJob) -> Iterator[Action]:
-        """Request again for jobs behind a moved one: the negotiator goes by order of requests."""
-        for job in self._table.ready.all_asked():
-            if job.rank[:2] == moved_job.rank[:2] and job.rank > moved_job.rank:
-                yield from self._table.reorder(job)
-
-    def _drain_asked(self, event: DrainAsked) -> Iterator[Action]:
-        self._window.is_drained = event.is_drained
-        yield SaveDrain(event.is_drained)
-        if event.is_drained:
-            for job in self._table.ready.all_asked():
-                yield from self._table.reorder(job)
-        yield from self._window.more()
 
     def _clock_read(self, event: ClockRead) -> Iterator[Action]:
         yield from self._start_windows.read_clock(event.clock)
@@ -353,7 +310,7 @@ class QueueEngine:
             job.memory_attempt += verdict.needs_more_memory
             job.spared += verdict.is_spared
             if verdict.goes_first:
-                job.place = self._table.first_place()
+                job.place = self._table.places()[0] - 1
             self._table.ready.add(job)
             yield saved(job)
         yield from self._window.more()
@@ -395,64 +352,12 @@ class QueueEngine:
         yield from self._conclude(job, verdict, None)
 
 
-class JobViews(Mapping[int, JobView]):
-    """Read-only views of the jobs that have not ended, each made on access."""
-
-    def __init__(self, table: JobTable, window: LeaseWindow, starts: StartWindows) -> None:
-        self._table = table
-        self._window = window
-        self._start_windows = starts
-
-    def __getitem__(self, job_id: int) -> JobView:
-        job = self._table.jobs[job_id]
-        return JobView(
-            job_id, job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
-            job.tries_left, job.memory_attempt, job.spared, frozenset(job.waits_for),
-            self._why(job),
-        )  # fmt: skip
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._table.jobs
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._table.jobs)
-
-    def __reversed__(self) -> Iterator[int]:
-        return reversed(self._table.jobs)
-
-    def __len__(self) -> int:
-        return len(self._table.jobs)
-
-    def _why(self, job: QueuedJob) -> str:
-        """Return why a job does not run yet, or its state."""
-        window = self._window
-        if job.state is not JobState.QUEUED:
-            return str(job.state.value)
-        if job.is_held:
-            return "held: run `grn release` to let it start"
-        if job.waits_for:
-            waits_for = sorted(job.waits_for)
-            plural = "s" * (len(waits_for) > 1)
-            return f"waiting for job{plural} {', '.join(map(str, waits_for))} to finish"
-        if job.opens_at is not None:
-            return self._start_windows.why(job.opens_at)
-        if window.is_drained:
-            return "the queue is paused: run `grn drain --off` to resume"
-        if not window.has_negotiator:
-            return "no negotiator answers"
-        if job.is_asked:
-            return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
-        if self._table.ready.is_full(job):
-            return f"its array runs at most {counted(job.spec.array_limit, 'job')} at a time"
-        if window.is_full:
-            return f"this queue runs at most {counted(window.limits.running, 'job')} at a time"
-        return f"behind {counted(window.open, 'other job')} of yours"
-
-
 _ENDABLE = (JobState.STARTING, JobState.RUNNING)
 _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     Recovered: QueueEngine._recovered,
     Submitted: QueueEngine._submitted,
+    ArraySubmitted: QueueEngine._array_submitted,
+    MembersNamed: QueueEngine._members_named,
     LeaseGranted: QueueEngine._lease_granted,
     LeaseAwaited: QueueEngine._lease_awaited,
     LeaseRefused: QueueEngine._lease_refused,
@@ -463,13 +368,13 @@ _HANDLERS: dict[type, Callable[[QueueEngine, Any], Iterator[Action]]] = {
     ShimLost: QueueEngine._shim_lost,
     AttemptFound: QueueEngine._attempt_found,
     ActionFailed: QueueEngine._action_failed,
-    CancelAsked: QueueEngine._cancel_asked,
+    CancelAsked: lambda engine, event: engine._steering.cancel(event),
     YieldAsked: QueueEngine._yield_asked,
     IdleReported: QueueEngine._idle_reported,
     SubmitterGone: QueueEngine._submitter_gone,
-    HoldAsked: QueueEngine._hold_asked,
-    MoveAsked: QueueEngine._move_asked,
-    Edited: QueueEngine._edited,
-    DrainAsked: QueueEngine._drain_asked,
+    HoldAsked: lambda engine, event: engine._steering.hold(event),
+    MoveAsked: lambda engine, event: engine._steering.move(event),
+    Edited: lambda engine, event: engine._steering.edit(event),
+    DrainAsked: lambda engine, event: engine._steering.drain(event),
     ClockRead: QueueEngine._clock_read,
 }

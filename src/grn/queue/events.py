@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from grn.queue.jobs.job import AttemptFate, EndReason, Exit, JobSpec, JobState, Kept, Settlement
+from grn.queue.jobs.job import (
+    AttemptFate,
+    EndReason,
+    Exit,
+    JobSpec,
+    JobState,
+    Kept,
+    KeptArray,
+    Settlement,
+)
 
 # --- events --------------------------------------------------------------------------------
 
@@ -20,6 +29,7 @@ class Recovered:
     jobs: tuple[Kept, ...]
     ends: tuple[tuple[int, bool], ...] = ()
     is_drained: bool = False
+    arrays: tuple[KeptArray, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +38,21 @@ class Submitted:
     jobs: tuple[JobSpec, ...]
     ends: tuple[tuple[int, bool], ...] = ()  # jobs that have ended already: id, ended well
     is_held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySubmitted:
+    at: float
+    array: KeptArray
+    ends: tuple[tuple[int, bool], ...] = ()  # as of `Submitted`
+
+
+@dataclass(frozen=True, slots=True)
+class MembersNamed:
+    """A request is about members of arrays: they must be jobs of their own first."""
+
+    at: float
+    jobs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +221,8 @@ class ClockRead:
 Event = (
     Recovered
     | Submitted
+    | ArraySubmitted
+    | MembersNamed
     | LeaseGranted
     | LeaseAwaited
     | LeaseRefused
@@ -218,6 +245,15 @@ Event = (
 )
 
 # --- actions -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SaveMembers:
+    """Persist members of an array as jobs, and which members are left."""
+
+    array: int
+    jobs: tuple[int, ...]
+    left: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +406,8 @@ class TellEmpty:
 
 
 Action = (
-    SaveState
+    SaveMembers
+    | SaveState
     | SaveBegin
     | SaveAttemptEnd
     | SaveEnd

@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grn.client.leasing.gpu_environment import cores_told
 from grn.client.logs import tail
-from grn.model.job import Holder
-from grn.proc import pidfd, processes
-from grn.proc.watch import Watches
 from grn.protocol.lease_messages import GrantedGpus, IdleTold
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (
@@ -37,6 +33,7 @@ from grn.queue.events import (
     LeaseAwaited,
     LeaseGranted,
     LeaseRefused,
+    MembersNamed,
     NegotiatorFound,
     NegotiatorLost,
     PassAsk,
@@ -63,6 +60,7 @@ from grn.queue.journal.rows import Command, DamagedRow
 from grn.queue.notifications import MAX_BYTES, Hooks, Notifications, facts_of
 from grn.queue.site import Attempt, Site, SiteListener
 from grn.queue.sites.router import Router
+from grn.queue.submitters import Submitters
 
 if TYPE_CHECKING:
     from grn.queue.sites.fleet import Fleet
@@ -71,46 +69,6 @@ log = logging.getLogger(__name__)
 RETRY_WRITE_S = 0.5
 LAZY_S = 0.004
 MAX_SLEEP_S = 60.0  # timers stand still while the machine sleeps, and clocks are set
-
-
-class Submitters:
-    """The processes that jobs are tied to: known by pid and start time, watched by pidfd.
-
-    Their connection is no evidence: a forked child may keep it open for ever.
-    """
-
-    def __init__(self, boot: str, on_gone: Callable[[str], None]) -> None:
-        self._boot = boot
-        self._on_gone = on_gone
-        self._watches = Watches(on_gone)
-
-    def watch_peer(self, connection: socket.socket) -> str:
-        """Watch the process that opened a connection; return its name.
-
-        Raise ConnectionError when it has ended.
-        """
-        pid, _ = pidfd.credentials(connection)
-        fd = pidfd.of_peer(connection, pid)
-        found = processes.look(pid)
-        if found is None or pidfd.has_ended(fd):  # checked last: the pid was this process's
-            os.close(fd)
-            raise ConnectionResetError("the process at the other end has ended")
-        name = f"{self._boot} {pid} {found.started_ticks}"
-        self._watches.add(name, fd)
-        return name
-
-    def watch(self, name: str) -> None:
-        """Watch a process from before a restart of the queue; report at once if it is gone."""
-        boot, pid, ticks = name.split(" ")
-        fd = pidfd.open_pidfd(Holder(int(pid), int(ticks))) if boot == self._boot else None
-        if fd is None:
-            self._on_gone(name)
-        else:
-            self._watches.add(name, fd)
-
-    def close(self) -> None:
-        """Stop watching all."""
-        self._watches.close()
 
 
 class QueueLoop:
@@ -166,6 +124,11 @@ class QueueLoop:
         while self._inbox:
             self._turn()
 
+    def unfold(self, jobs: Sequence[int]) -> None:
+        """Make members of arrays jobs of their own."""
+        if jobs:
+            self.tell_now(MembersNamed(self.now(), tuple(jobs)))
+
     # --- the start -----------------------------------------------------------------------
 
     async def start(self) -> None:
@@ -173,9 +136,12 @@ class QueueLoop:
         self.site.open()
         kept = [self._found(one) for one in self.journal.kept()]
         self.site.tidy()
-        ends = self.journal.ended_well({need.job for one in kept for need in one.spec.after})
+        arrays = self.journal.kept_arrays()
+        specs = [*(one.spec for one in kept), *(array.spec for array in arrays)]
+        needs = {need.job for spec in specs for need in spec.after}
+        ends = tuple(self.journal.ended_well(needs).items())
         drained = self.journal.is_drained()
-        self.tell_now(Recovered(self.now(), tuple(kept), tuple(ends.items()), drained))
+        self.tell_now(Recovered(self.now(), tuple(kept), ends, drained, tuple(arrays)))
         for submitter in {one.spec.submitter for one in kept} - {""}:
             self.submitters.watch(submitter)
         for one in kept:

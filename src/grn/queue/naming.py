@@ -39,6 +39,23 @@ def resolve(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
     return found
 
 
+def folded(peer: QueuePeer, asked: NamesRequest) -> list[int]:
+    """Return the folded members of arrays that words may name."""
+    jobs = peer.loop.engine.jobs
+    found: dict[int, None] = {}
+    for name in asked.names if asked.which != "ended" else ():
+        if name.isascii() and name.isdigit():
+            continue  # an id needs no row
+        match = _RANGE.fullmatch(name)
+        if match is None:
+            return jobs.folded_before(jobs.folded)
+        first, last = int(match[1]), int(match[2])
+        found.update(
+            dict.fromkeys(jobs.folded_among(range(first, min(last, first + MAX_RANGE) + 1)))
+        )
+    return list(found)
+
+
 def _by_id(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
     jobs = peer.loop.engine.jobs
     number = int(name)

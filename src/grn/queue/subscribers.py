@@ -6,6 +6,7 @@ next in line and the counts are sent.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Protocol
 
 from grn.daemon.publisher import Position, Publisher, Subscriber, message
@@ -86,6 +87,7 @@ class QueueSubscribers:
 
     def _snapshot(self) -> bytes:
         jobs = self._loop.engine.jobs
+        self._loop.unfold(jobs.folded_before(MAX_JOBS))
         busy = "state IN ('starting','running','stopping')"
         rows = self._rows(busy, [], "priority DESC, place", MAX_JOBS)
         left = MAX_JOBS - len(rows)
@@ -93,7 +95,7 @@ class QueueSubscribers:
             rows += self._rows("state = 'queued'", [], "priority DESC, place", left)
         ended = self._teller.rows("state = 'ended'", [], "jobs.ended_at DESC", MAX_ENDED)
         self._told = {row["id"]: self._seen(jobs[row["id"]]) for row in rows if row["id"] in jobs}
-        self._newest = max(jobs, default=self._newest)
+        self._newest = self._loop.journal.next_id - 1
         self._ended = self._loop.journal.ended
         self._facts = self._teller.facts()
         self._nodes = _by_name(self._teller.nodes())
@@ -165,13 +167,12 @@ class QueueSubscribers:
 
     def _new_ids(self) -> list[int]:
         """Return jobs submitted since the last update, as many as there is room for."""
-        found: list[int] = []
-        for job_id in reversed(self._loop.engine.jobs):
-            if job_id <= self._newest:
-                break
-            found.append(job_id)
-        self._newest = max(found, default=self._newest)
-        return found[::-1][: max(0, MAX_JOBS - len(self._told))]
+        jobs, newest = self._loop.engine.jobs, self._loop.journal.next_id - 1
+        unended = (job_id for job_id in range(self._newest + 1, newest + 1) if job_id in jobs)
+        found = list(islice(unended, max(0, MAX_JOBS - len(self._told))))
+        self._newest = newest
+        self._loop.unfold(jobs.folded_among(found))
+        return found
 
     def _seen(self, job: JobView) -> Seen:
         return (

@@ -136,9 +136,15 @@ def command_profile(argv: Sequence[str], cwd: str = "", index: str = "") -> Comm
     folder = os.path.expanduser(folder)
     if not words:
         return CommandProfile(("sh", "sh"), {}, "")
+    args = line_arguments(line, index)
+    return CommandProfile(command_type(words, folder), args, code_of_command(words, folder))
+
+
+def line_arguments(line: str, index: str = "") -> dict[str, float | str]:
+    """Return the arguments of the program in a line; `index` is the job's number in an array."""
+    words, _ = program_of(line)
     args = command_arguments([with_index(word, index) for word in words] if index else words)
-    known = {name: value for name, value in args.items() if "$" not in str(value)}
-    return CommandProfile(command_type(words, folder), known, code_of_command(words, folder))
+    return {name: value for name, value in args.items() if "$" not in str(value)}
 
 
 def command_type(argv: Sequence[str], cwd: str = "") -> tuple[str, str]:

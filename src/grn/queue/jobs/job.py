@@ -164,6 +164,15 @@ class Kept(NamedTuple):
     is_same_boot: bool = True  # the attempt was begun since the machine started
 
 
+class KeptArray(NamedTuple):
+    """An array with the members that are not jobs of their own yet, as the journal has it."""
+
+    spec: JobSpec  # of its first member
+    left: tuple[tuple[int, int], ...]  # first and last id of each run of such members, ascending
+    is_held: bool = False
+    fault: str = ""  # its record is damaged: no more members are run
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A job that has not ended, at one moment; later changes of the queue do not change it."""

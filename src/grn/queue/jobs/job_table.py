@@ -9,79 +9,15 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator
 
-from grn.model.windows import StartWindow
-from grn.queue.events import Action, DropAsk, LeaseGranted, SaveEnd, SaveState, TellEnded
-from grn.queue.jobs.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step, after
+from grn.queue.events import Action, DropAsk, SaveEnd, SaveMembers, SaveState, TellEnded
+from grn.queue.jobs.arrays import FoldedArray, FoldedArrays
+from grn.queue.jobs.job import BUSY, EndReason, Exit, JobSpec, JobState, Kept, Step
+from grn.queue.jobs.queued_job import QueuedJob, Rank
 
-Rank = tuple[int, int, int]
 Level = tuple[int, int]
 _STALE = 64
-
-
-@dataclass(slots=True)
-class QueuedJob:
-    """One job that has not ended; its state changes by `step` only."""
-
-    spec: JobSpec
-    _state: JobState
-    priority: int
-    place: int
-    tries_left: int
-    attempt: int = 0
-    memory_attempt: int = 0
-    spared: int = 0  # how often it ran out of memory because others took its room
-    is_held: bool = False
-    is_asked: bool = False  # a lease has been requested
-    lease: str = ""
-    grant: LeaseGranted | None = None  # how the lease came
-    waits_for: AbstractSet[int] = frozenset()  # jobs that have not ended yet
-    window: StartWindow | None = None  # when it may start; None: at any time
-    opens_at: float | None = None  # it is outside its window until then, by the wall clock
-    said: str = ""  # why it waits, by the negotiator's latest answer
-    fault: str = ""  # its row is damaged: it is not run again
-    is_yielding: bool = False  # its attempt was asked to end, and another follows
-    idle_text: str = ""  # its attempt was asked to end since it is idle: why, in words
-    past: str = ""  # why its latest attempt failed, where the job is not to blame
-
-    @property
-    def state(self) -> JobState:
-        return self._state
-
-    def step(self, step: Step) -> None:
-        """Change the state by the lifecycle's table; a job that is not busy holds no lease."""
-        self._state = after(self._state, step)
-        if self._state not in BUSY:
-            self.lease, self.grant, self.is_yielding, self.idle_text = "", None, False, ""
-
-    @property
-    def rank(self) -> Rank:
-        """Return its place in the order: out-of-memory retries first, then priority, then age."""
-        is_retry = bool(self.memory_attempt or self.spared)
-        return (0 if is_retry else 1, -self.priority, self.place)
-
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """Return what two jobs must share for a lease of one to serve the other."""
-        spec = self.spec
-        return (
-            spec.job_type, spec.gpus, spec.mem_bytes, spec.is_exclusive, self.priority,
-            self.memory_attempt, spec.at, spec.on, spec.without, spec.yields, spec.is_urgent,
-            spec.cpus, spec.ram_bytes, spec.idle_limit_s, spec.time_limit_s,
-        )  # fmt: skip
-
-    def __lt__(self, other: QueuedJob) -> bool:
-        return (self.rank, self.spec.id) < (other.rank, other.spec.id)
-
-    @property
-    def is_ready(self) -> bool:
-        is_kept_back = self.is_held or self.waits_for or self.opens_at is not None
-        return self._state is JobState.QUEUED and not is_kept_back
-
-
 Entry = tuple[Rank, int, int, QueuedJob]  # the third number is unique: jobs are never compared
 
 
@@ -116,14 +52,13 @@ class ReadyQueue:
             job = _first_of(heap, is_asked=False)
             if job is None and array:
                 del self._heaps[array]
-            elif job is not None and not self.is_full(job) and (best is None or job < best):
+            elif job is not None and not self.is_full(job.spec) and (best is None or job < best):
                 best = job
         return best
 
-    def is_full(self, job: QueuedJob) -> bool:
+    def is_full(self, spec: JobSpec) -> bool:
         """True when as many jobs of a job's array as it allows are asked for or busy."""
-        array = job.spec.array
-        return bool(array) and self._taken[array] >= job.spec.array_limit
+        return bool(spec.array) and self._taken[spec.array] >= spec.array_limit
 
     def take(self, job: QueuedJob, change: int) -> None:
         """Count a job of a limited array that was asked for or began, or is so no more."""
@@ -196,10 +131,11 @@ def _first_of(heap: list[Entry], *, is_asked: bool) -> QueuedJob | None:
 
 
 class JobTable:
-    """The jobs by their ids, and the order of the ready ones."""
+    """The jobs by their ids, the order of the ready ones, and arrays with folded members."""
 
     def __init__(self) -> None:
         self.jobs: dict[int, QueuedJob] = {}
+        self.arrays = FoldedArrays()
         self.ready = ReadyQueue()
         self.busy = 0  # starting, running or stopping
         self.held = 0
@@ -216,6 +152,33 @@ class JobTable:
         """Hold or release a job, and count it; `reorder` then puts it into the ready queue."""
         self.held += is_held - job.is_held
         job.is_held = is_held
+
+    def add_array(self, array: FoldedArray, ends: dict[int, bool]) -> Iterator[Action]:
+        """Enter an array and note its dependencies; one that failed ends all its members."""
+        self.arrays.add(array)
+        for need in array.spec.after:
+            if need.job in self.jobs:
+                array.waits_for = array.waits_for | {need.job}
+            elif need.must_be_ok and not ends.get(need.job, True):
+                for job in (yield from self.unfold(array, list(array))):
+                    yield from self.end(job, EndReason.SKIPPED, _skipped(need.job), None)
+                return
+
+    def unfold(
+        self, array: FoldedArray, ids: Iterable[int]
+    ) -> Generator[Action, None, list[QueuedJob]]:
+        """Make members of an array jobs of their own, and return these."""
+        members = [array.member(job_id) for job_id in array.take(ids)]
+        for job in members:
+            self.add(job)
+            for before in job.waits_for:
+                self._followers.setdefault(before, []).append(job.spec.id)
+            self.ready.add(job)
+        if not array:
+            self.arrays.forget(array)
+        if members:
+            yield SaveMembers(array.id, tuple(job.spec.id for job in members), array.left)
+        return members
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
         """Note the dependencies of a queued job; one that failed ends it."""
@@ -264,6 +227,11 @@ class JobTable:
                     todo.append((follower, EndReason.SKIPPED, _skipped(job_id), None))
                 else:
                     self.ready.add(follower)
+            for array in [one for one in self.arrays if job_id in one.waits_for]:
+                array.waits_for = array.waits_for - {job_id}
+                if reason is not EndReason.OK and _needs(array.spec, job_id):
+                    members = yield from self.unfold(array, list(array))
+                    todo += ((one, EndReason.SKIPPED, _skipped(job_id), None) for one in members)
 
     def unask(self, job: QueuedJob) -> Iterator[Action]:
         """Withdraw the request for a job's lease, if there is one."""
@@ -276,9 +244,11 @@ class JobTable:
         yield from self.unask(job)
         self.ready.add(job)
 
-    def first_place(self) -> int:
-        """Return the place before all jobs."""
-        return min((job.place for job in self.jobs.values()), default=0) - 1
+    def places(self) -> tuple[int, int]:
+        """Return the first and the last place that a job has."""
+        places = [job.place for job in self.jobs.values()]
+        places += [one for array in self.arrays for one in (array.left[0][0], array.left[-1][1])]
+        return min(places, default=0), max(places, default=0)
 
     def under(self, lease: str) -> QueuedJob | None:
         """Return the job whose attempt runs under a lease."""
@@ -299,6 +269,11 @@ class JobTable:
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
         assert self.busy == sum(job.state in BUSY for job in self.jobs.values())
         assert self.held == sum(job.is_held for job in self.jobs.values())
+        folded = list(self.arrays.ids())
+        assert len(set(folded)) == len(folded) == self.arrays.count
+        assert not self.jobs.keys() & set(folded), "folded, and a job of its own"
+        assert all(array.waits_for <= self.jobs.keys() for array in self.arrays)
+        assert all(array and self.arrays.of(array.left[-1][1]) is array for array in self.arrays)
 
 
 def restored(kept: Kept) -> QueuedJob:

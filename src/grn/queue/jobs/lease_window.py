@@ -2,19 +2,13 @@
 
 Only a window at the head of the ready queue is requested, so the negotiator's work does not grow
 with the length of the queue.
-
-`StartWindows` keeps jobs out of the ready queue until their time of day. The engine's events carry
-a monotonic clock; windows are of the wall clock, which the engine reads through one event: it asks
-for it by `WakeAt`, and `ClockRead` answers. Without a job that has a window neither occurs.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from grn.model.windows import StartWindow, parse_hours, show_moment
 from grn.queue.events import (
     Action,
     AskLease,
@@ -25,12 +19,15 @@ from grn.queue.events import (
     PassAsk,
     ReturnLease,
     SaveBegin,
-    WakeAt,
 )
-from grn.queue.jobs.job import JobSpec, Step
-from grn.queue.jobs.job_table import JobTable, QueuedJob, saved
+from grn.queue.jobs.arrays import FoldedArray
+from grn.queue.jobs.job import Step
+from grn.queue.jobs.job_table import JobTable, saved
+from grn.queue.jobs.queued_job import QueuedJob
+from grn.queue.jobs.start_windows import StartWindows
 
 PASS_ON_S = 0.5
+UNFOLDED = 128  # members of an array that become jobs together
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +41,13 @@ class WindowLimits:
 class LeaseWindow:
     """The open lease requests."""
 
-    def __init__(self, limits: WindowLimits, table: JobTable) -> None:
+    def __init__(self, limits: WindowLimits, table: JobTable, starts: StartWindows) -> None:
         self.limits = limits
         self.is_drained = False
         self.has_negotiator = False
         self._table = table
         self._ready = table.ready
+        self._starts = starts
 
     def more(self) -> Iterator[Action]:
         """Request leases for the jobs at the head of the ready queue.
@@ -57,6 +55,7 @@ class LeaseWindow:
         When the window is full, a better ranked job replaces the last requested one.
         """
         while not self.is_drained and self.has_negotiator:
+            yield from self._unfold_next()
             if not self._may_ask_more():
                 last = self._ready.outranked()
                 if last is None:
@@ -67,6 +66,20 @@ class LeaseWindow:
                 return
             self._ready.ask(job)
             yield _ask(job)
+
+    def _unfold_next(self) -> Iterator[Action]:
+        """Make sure that the first ready job is no folded member of an array."""
+        for array in self._table.arrays:
+            if array.is_ready and not self._ready.is_full(array.spec):
+                best = self._ready.first()
+                if best is None or array.rank < best.rank:
+                    yield from self.unfold(array, array.first(UNFOLDED))
+                return
+
+    def unfold(self, array: FoldedArray, ids: Sequence[int]) -> Iterator[Action]:
+        """Make members of an array jobs of their own."""
+        for job in (yield from self._table.unfold(array, ids)):
+            self._starts.inherit(job)
 
     @property
     def open(self) -> int:
@@ -101,11 +114,13 @@ class LeaseWindow:
         Saves a round trip to the negotiator between short jobs. For fairness a lease is passed on
         only for a moment, and only to the next job in order.
         """
+        yield from self._unfold_next()
         heir = self._heir(job, event.at)
         if heir is None or job.grant is None:
             yield ReturnLease(job.lease, event.exit)
             return
         self._ready.unask(heir)
+        yield from self._unfold_next()
         following = self._ready.first()
         if following is not None and following.kind == heir.kind:
             self._ready.ask(following)
@@ -127,58 +142,3 @@ class LeaseWindow:
 
 def _ask(job: QueuedJob) -> AskLease:
     return AskLease(job.spec, job.attempt + 1, job.memory_attempt, bool(job.spared))
-
-
-# --- start windows -------------------------------------------------------------------------
-
-
-class StartWindows:
-    """The windows of all jobs that have one, by the time at which each opens or closes next."""
-
-    def __init__(self, table: JobTable) -> None:
-        self._table = table
-        self._changes: list[tuple[float, int, StartWindow]] = []  # a heap; stale ones are skipped
-        self._clock = 0.0  # as of the latest `ClockRead`
-        self._wakes_at: float | None = None  # the latest `WakeAt`, None when it was answered
-
-    def enter(self, job: QueuedJob) -> Iterator[Action]:
-        """Close a new or edited job that has a window until the clock is read."""
-        job.window = window_of(job.spec)
-        if job.window is None:
-            job.opens_at = None
-            return
-        job.opens_at = job.window.begin_at
-        heapq.heappush(self._changes, (0.0, job.spec.id, job.window))
-        yield from self._wake(0.0)
-
-    def read_clock(self, clock: float) -> Iterator[Action]:
-        """Open and close windows by the present time."""
-        self._clock, self._wakes_at = clock, None
-        while self._changes and self._changes[0][0] <= clock:
-            _, job_id, window = heapq.heappop(self._changes)
-            job = self._table.jobs.get(job_id)
-            if job is None or job.window is not window:
-                continue
-            job.opens_at = None if window.is_open(clock) else window.next_open(clock)
-            yield from self._table.reorder(job)
-            change_at = window.next_change(clock)
-            if change_at is not None:
-                heapq.heappush(self._changes, (change_at, job_id, window))
-        if self._changes:
-            yield from self._wake(self._changes[0][0])
-
-    def why(self, opens_at: float) -> str:
-        """Return why a job outside its window waits."""
-        return f"starts at {show_moment(opens_at, self._clock or opens_at)} (as stated)"
-
-    def _wake(self, at: float) -> Iterator[Action]:
-        if self._wakes_at is None or at < self._wakes_at:
-            self._wakes_at = at
-            yield WakeAt(at)
-
-
-def window_of(spec: JobSpec) -> StartWindow | None:
-    """Return the times at which a job may start; None for any time."""
-    if not spec.begin_at and not spec.only:
-        return None
-    return StartWindow(spec.begin_at, parse_hours(spec.only) if spec.only else None)

@@ -6,34 +6,32 @@ One transaction per turn of the loop. `journal_file.py` owns the file, `rows.py`
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
-import secrets
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from grn.daemon.database import checksum, is_intact
 from grn.errors import MachineError
 from grn.queue.events import Action, SaveEnd
-from grn.queue.jobs.job import BUSY, EndReason, Kept
-from grn.queue.journal import new_rows, rows
+from grn.queue.jobs.job import EndReason, Kept, KeptArray
+from grn.queue.journal import array_rows, kept_rows, new_rows, rows
+from grn.queue.journal.array_rows import NewArray
+from grn.queue.journal.environments import Environments
+from grn.queue.journal.identity import highest_with_files, identity_of
 from grn.queue.journal.journal_file import Disk, NotWritten
 from grn.queue.journal.rows import Command, DamagedRow, NewJob, SharedCommand
 
 log = logging.getLogger(__name__)
 MAX_RECENT, MAX_RUNS = 2000, 20  # ended jobs that are read for one type, and attempts that count
-MAX_AT_HAND = 64
 MAX_LAST = 100
-MAX_PART = 1000  # rows of jobs that are read at a time
 _WITH_ATTEMPT = (
     "FROM jobs LEFT JOIN attempts ON attempts.job = jobs.id AND attempts.attempt = jobs.attempt"
 )
-_TIMELESS = "state = 'ended' AND typeof(ended_at) NOT IN ('real', 'integer')"
+WRITERS = rows.WRITERS | array_rows.WRITERS
 MAX_ID = 1 << 53  # a higher one is damage: exact integers of JSON end there
 
 
@@ -43,12 +41,12 @@ class Journal:
     def __init__(self, folder: str, boot: str, wall: Callable[[], float]) -> None:
         self._boot = boot
         self._wall = wall
-        self._environments: dict[int, dict[str, str]] = {}
         self._disk = Disk(folder)
+        self._environments = Environments(self._disk)
         self.path = self._disk.path
         # A new journal numbers its jobs from 1: the identity keeps old jobs' files apart.
-        self.identity = self._identity(os.path.join(folder, "jobs"))
-        of_files = _highest_with_files(os.path.join(folder, "jobs", self.identity))
+        self.identity = identity_of(self._disk, os.path.join(folder, "jobs"))
+        of_files = highest_with_files(os.path.join(folder, "jobs", self.identity))
         self._last_id = max(self._highest_id(), of_files)
         count = self._db.execute("SELECT count(*) FROM jobs WHERE state = 'ended'")
         self.ended = int(count.fetchone()[0])  # kept up to date: counting many rows is slow
@@ -72,31 +70,45 @@ class Journal:
 
     def submit(self, key: str, jobs: Sequence[NewJob], is_held: bool = False) -> tuple[int, bool]:
         """Persist new jobs; return the first id, and False when this key was known already."""
-        known = self.first_of(key)
-        if known is not None:
-            return known, False
-        first_id = self.next_id
-        now = self._wall()
         environments: dict[int, int] = {}
 
         def environment_of(shared: SharedCommand) -> int:
             if id(shared) not in environments:
-                environments[id(shared)] = self._environment_id(shared.environment)
+                environments[id(shared)] = self._environments.id_of(shared.environment)
             return environments[id(shared)]
 
+        def insert(first_id: int, now: float) -> None:
+            ids = range(first_id, first_id + len(jobs))
+            new = new_rows.of_jobs(ids, jobs, environment_of, now, is_held)
+            self._db.executemany(rows.INSERT, new)
+
+        return self._submit(key, len(jobs), insert)
+
+    def submit_array(self, key: str, array: NewArray, is_held: bool = False) -> tuple[int, bool]:
+        """Persist a new array as one record; its members become jobs by `SaveMembers`."""
+
+        def insert(first_id: int, now: float) -> None:
+            environment = self._environments.id_of(array.job.shared.environment)
+            array_rows.insert(self._db, first_id, array, environment, now, is_held)
+
+        return self._submit(key, array.count, insert)
+
+    def _submit(
+        self, key: str, count: int, insert: Callable[[int, float], None]
+    ) -> tuple[int, bool]:
+        known = self.first_of(key)
+        if known is not None:
+            return known, False
+        first_id, now = self.next_id, self._wall()
         with self._disk.transaction(may_use_ballast=False):
-            self._db.executemany(
-                rows.INSERT, new_rows.of_jobs(first_id, jobs, environment_of, now, is_held)
-            )
-            self._db.execute(
-                "INSERT INTO submits VALUES (?,?,?,?)", (key, first_id, len(jobs), now)
-            )
+            insert(first_id, now)
+            self._db.execute("INSERT INTO submits VALUES (?,?,?,?)", (key, first_id, count, now))
         try:
             self._disk.keep_in_place()
         except NotWritten:
             self._take_back(key, first_id)
             raise
-        self._last_id += len(jobs)
+        self._last_id += count
         return first_id, True
 
     def _take_back(self, key: str, first_id: int) -> None:
@@ -104,19 +116,19 @@ class Journal:
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("DELETE FROM submits WHERE key = ?", (key,))
             self._db.execute("DELETE FROM jobs WHERE id >= ?", (first_id,))
+            self._db.execute("DELETE FROM arrays WHERE id >= ?", (first_id,))
 
     def _highest_id(self) -> int:
         """Return the highest id ever assigned."""
         counted = self._disk.read("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'")
         ((highest,),) = self._disk.read("SELECT max(id) FROM jobs WHERE id < ?", (MAX_ID,))
         known = [one for (one,) in [*counted, (highest,)] if isinstance(one, int)]
+        known += array_rows.last_ids(self._disk)
         return max((one for one in known if one < MAX_ID), default=0)
 
     def write(self, actions: Iterable[Action]) -> None:
         """Persist the engine's actions in one transaction; raise NotWritten when it fails."""
-        todo = [
-            (writer, action) for action in actions if (writer := rows.WRITERS.get(type(action)))
-        ]
+        todo = [(writer, action) for action in actions if (writer := WRITERS.get(type(action)))]
         if not todo:
             return
         with self._disk.transaction():
@@ -144,7 +156,8 @@ class Journal:
             )
             self._db.execute(f"DELETE FROM jobs WHERE {ended}", (before,))
             self._db.execute(
-                "DELETE FROM environments WHERE id NOT IN (SELECT environment FROM jobs)"
+                "DELETE FROM environments WHERE id NOT IN"
+                " (SELECT environment FROM jobs UNION SELECT environment FROM arrays)"
             )
             self._db.execute("DELETE FROM submits WHERE at <= ?", (before - 7 * 86400,))
         self.ended -= len(gone)
@@ -154,61 +167,13 @@ class Journal:
 
     def kept(self) -> list[Kept]:
         """Return all jobs that have not ended; a damaged one carries its fault."""
-        self._mend_times()
-        texts: dict[str, str] = {}
-        kept = []
-        for row in self._unended():
-            one = rows.kept(row, texts, self._latest_attempt)
-            if one.fault and rows.has_ended(row):
-                self._mend_state(one.spec.id)
-                continue
-            if one.state in BUSY:
-                one = self._with_begin(one)
-            if one.fault:
-                log.error("action=set-aside job=%d reason=%r", one.spec.id, one.fault)
-            kept.append(one)
-        return kept
+        found = kept_rows.kept(self._disk, self._boot, self._wall())
+        self.ended += found.mended
+        return found.jobs
 
-    def _unended(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of all jobs that have not ended, a part of them in memory at a time."""
-        last, is_more = -1, True
-        while is_more:
-            part = self._disk.read(
-                f"SELECT {rows.KEPT} FROM jobs WHERE id > ?"
-                " AND (typeof(state) <> 'text' OR state <> 'ended') ORDER BY id LIMIT ?",
-                (last, MAX_PART),
-            )
-            yield from part
-            is_more = len(part) == MAX_PART
-            last = part[-1][0] if part else last
-
-    def _with_begin(self, kept: Kept) -> Kept:
-        """Add how the latest attempt was begun.
-
-        Its row is written together with the state, so a missing one is damage. Assuming this boot
-        is then safe: a living shim is found, and the attempt is not run again.
-        """
-        lease, boot = self.lease_of(kept.spec.id, kept.attempt)
-        fault = kept.fault if boot else kept.fault or rows.RUN_NO_MORE
-        is_same = boot in ("", self._boot) or "/" in lease  # a node has boots of its own
-        return kept._replace(lease=lease if is_same else "", fault=fault, is_same_boot=is_same)
-
-    def _latest_attempt(self, job_id: int) -> object:
-        sql = "SELECT max(attempt) FROM attempts WHERE job = ?"
-        return self._disk.read(sql, (job_id,))[0][0]
-
-    def _mend_times(self) -> None:
-        """Set the missing end times of ended jobs to now: they would not be listed."""
-        if self._disk.read(f"SELECT id FROM jobs WHERE {_TIMELESS} LIMIT 1"):
-            with self._disk.transaction():
-                self._db.execute(f"UPDATE jobs SET ended_at = ? WHERE {_TIMELESS}", (self._wall(),))
-
-    def _mend_state(self, job_id: int) -> None:
-        """Restore the state of an ended job: its outcome is there, its state is not."""
-        log.error("action=mend-state job=%d", job_id)
-        with self._disk.transaction():
-            self._db.execute("UPDATE jobs SET state = 'ended' WHERE id = ?", (job_id,))
-        self.ended += 1
+    def kept_arrays(self) -> list[KeptArray]:
+        """Return all arrays with members that are not jobs yet; a damaged one has its fault."""
+        return array_rows.kept(self._disk)
 
     def first_of(self, key: str) -> int | None:
         """Return the first id of a submit that was accepted, None when it was not."""
@@ -244,7 +209,7 @@ class Journal:
     def _command(self, row: dict[str, Any]) -> Command:
         environment = row["environment"]
         return Command(
-            tuple(json.loads(row["argv"])), row["cwd"], self._environment(environment),
+            tuple(json.loads(row["argv"])), row["cwd"], self._environments.read(environment),
             row["umask"], row["name"], row["notify"], row["time_limit_s"],
             json.loads(row["extra"]), environment, row["log"], *rows.folders_of(row["options"]),
             rows.ending_of(row["options"]),
@@ -268,21 +233,13 @@ class Journal:
         row = self._submitted(job_id)
         ((priority,),) = self._disk.read("SELECT priority FROM jobs WHERE id = ?", (job_id,))
         priority = priority if isinstance(priority, int) else 0
-        spec = rows.spec(tuple(row.values()), priority, {})
-        shared = SharedCommand(
-            row["cwd"], self._environment(row["environment"]), row["umask"], row["notify"],
-            *rows.folders_of(row["options"]), rows.ending_of(row["options"]),
-        )  # fmt: skip
-        return NewJob(
-            spec, json.loads(row["argv"]), shared, row["name"], row["log"],
-            json.loads(row["extra"]), json.loads(row["arguments"]), row["code"],
-        )  # fmt: skip
+        return rows.as_new(row, priority, self._environments.read(row["environment"]))
 
     def edit(self, job: NewJob) -> None:
         """Replace the submitted part of a queued job; raise NotWritten when that fails."""
         submitted_at = self._submitted(job.spec.id)["submitted_at"]
         with self._disk.transaction():
-            environment = self._environment_id(job.shared.environment)
+            environment = self._environments.id_of(job.shared.environment)
             self._db.execute(rows.REPLACE, new_rows.of_edited(job, environment, submitted_at))
 
     def _submitted(self, job_id: int) -> dict[str, Any]:
@@ -321,22 +278,6 @@ class Journal:
         )
         return rows.readable(rows.PROGRESS_NAMES, found[0]) if found else None
 
-    def _environment(self, environment_id: int) -> dict[str, str]:
-        """Return an environment; the last few are cached."""
-        if environment_id not in self._environments:
-            found = self._disk.read(
-                "SELECT body, digest FROM environments WHERE id = ?", (environment_id,)
-            )
-            body, digest = found[0] if found else (None, None)
-            if not isinstance(body, bytes) or hashlib.sha256(body).digest() != digest:
-                raise DamagedRow(
-                    "the journal's record of its environment is damaged: it was not run"
-                )
-            if len(self._environments) >= MAX_AT_HAND:
-                self._environments.clear()
-            self._environments[environment_id] = json.loads(body)
-        return self._environments[environment_id]
-
     def told(self, job_id: int) -> tuple[dict[str, Any], str]:
         """Return the job's features for learning: facts of its arguments, and its code.
 
@@ -363,13 +304,6 @@ class Journal:
         )
         times = sorted(ran_s for (ran_s,) in found)
         return times[len(times) // 2] if times else None
-
-    def lease_of(self, job_id: int, attempt: int) -> tuple[str, str]:
-        """Return the lease an attempt was begun under and the boot; empty when not known."""
-        found = self._disk.read(
-            f"SELECT {rows.BEGUN} FROM attempts WHERE job = ? AND attempt = ?", (job_id, attempt)
-        )
-        return rows.lease_and_boot(found[0]) if found else ("", "")
 
     def rows(
         self, where: str, values: Sequence[Any], order: str, most: int
@@ -422,57 +356,3 @@ class Journal:
     def close(self) -> None:
         """Checkpoint the log and close the file."""
         self._disk.close()
-
-    def _environment_id(self, environment: dict[str, str]) -> int:
-        body = json.dumps(environment, sort_keys=True).encode("utf-8", "surrogateescape")
-        digest = hashlib.sha256(body).digest()
-        row = self._db.execute("SELECT id FROM environments WHERE digest = ?", (digest,)).fetchone()
-        if row is None:
-            values = (digest, body)
-            cursor = self._db.execute(
-                "INSERT INTO environments (digest, body) VALUES (?,?)", values
-            )
-            return int(cursor.lastrowid or 0)
-        try:
-            self._environment(row[0])
-        except DamagedRow:  # of all bodies only this one has that digest
-            self._db.execute("UPDATE environments SET body = ? WHERE id = ?", (body, row[0]))
-        return int(row[0])
-
-    def _identity(self, folder: str) -> str:
-        """Return the identity of this journal; a damaged one is restored from its jobs' folder.
-
-        Under a wrong identity running attempts would count as never begun, and run twice.
-        """
-        name, stored = (*self._disk.read("SELECT name, checksum FROM identity"), ("", None))[0]
-        if is_intact(stored, (name,)):
-            return str(name)
-        try:
-            folders = os.listdir(folder)
-        except OSError:
-            folders = []
-        right = [one for one in folders if one == name or is_intact(stored, (one,))]
-        found = (right or [secrets.token_hex(8)])[0]  # without a folder nothing ever ran
-        log.error("action=mend-identity was=%r is=%s", name, found)
-        with self._disk.transaction():
-            self._db.execute("DELETE FROM identity")
-            self._db.execute("INSERT INTO identity VALUES (?,?)", (found, checksum(found)))
-        return found
-
-
-def _highest_with_files(folder: str) -> int:
-    """Return the highest id that has files of an attempt.
-
-    A journal may lack its latest changes: its log was damaged, or it is a copy that was put back.
-    An id that is given again would find the files of an earlier job, and take its end for its own.
-    """
-    newest = max((int(name) for name in _names_in(folder) if name.isdecimal()), default=0)
-    ids = (name.partition(".")[0] for name in _names_in(os.path.join(folder, str(newest))))
-    return max((int(one) for one in ids if one.isdecimal()), default=0)
-
-
-def _names_in(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:  # nothing has run yet
-        return []

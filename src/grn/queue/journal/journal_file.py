@@ -22,14 +22,22 @@ from grn.errors import MachineError
 from grn.queue.journal import rows
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 FILE_NAME = "queue.sqlite3"
 COPY_NAME = "queue.copy.sqlite3"
 BALLAST_NAME = "ballast"
 BALLAST_BYTES = 4 << 20
 SPARED_BYTES = 64 << 20
 
-_SCHEMA = """
+_ARRAYS = """
+CREATE TABLE arrays (
+  id INTEGER PRIMARY KEY, count INTEGER NOT NULL, numbers TEXT NOT NULL, template TEXT NOT NULL,
+  environment INTEGER NOT NULL, priority INTEGER NOT NULL, is_held INTEGER NOT NULL,
+  checksum INTEGER, folded TEXT NOT NULL, folded_checksum INTEGER
+);
+"""
+_SCHEMA = (
+    """
 CREATE TABLE environments (
   id INTEGER PRIMARY KEY AUTOINCREMENT, digest BLOB NOT NULL UNIQUE, body BLOB NOT NULL
 );
@@ -66,6 +74,8 @@ CREATE TABLE attempts (
 CREATE TABLE identity (name TEXT NOT NULL, checksum INTEGER);
 CREATE TABLE switches (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+    + _ARRAYS
+)
 
 _CHANGES = {  # migrations from one version to the next
     1: "ALTER TABLE jobs ADD COLUMN code TEXT NOT NULL DEFAULT '';",
@@ -84,6 +94,7 @@ _CHANGES = {  # migrations from one version to the next
     7: "ALTER TABLE jobs ADD COLUMN options TEXT NOT NULL DEFAULT '';",
     8: "",  # `options` may name a folder that is sent, and files that are fetched
     9: "ALTER TABLE jobs ADD COLUMN tags TEXT NOT NULL DEFAULT '';",  # `options` limits arrays
+    10: _ARRAYS,
 }
 
 

@@ -26,7 +26,7 @@ _OF_ONE = 3  # fields of a JobSpec that differ between the jobs of a submit: id,
 
 
 def of_jobs(
-    first_id: int,
+    ids: Iterable[int],
     jobs: Iterable[NewJob],
     environments: Callable[[SharedCommand], int],
     now: float,
@@ -35,7 +35,7 @@ def of_jobs(
     """Yield the columns of new jobs, as SQLite returns them."""
     shape: tuple[Any, ...] = ()
     common = None
-    for job_id, job in enumerate(jobs, first_id):
+    for job_id, job in zip(ids, jobs, strict=False):
         spec = job.spec
         found = (job.shared, job.log, spec[_OF_ONE:])
         if common is None or found != shape:

@@ -52,13 +52,13 @@ STATE = (
 )  # fmt: skip
 _BEGUN = ("job", "attempt", "lease", "gpus", "boot", "reserved_bytes", "began_at")
 
-_COLUMNS = (*_SUBMITTED, *_GROUP)
+COLUMNS = (*_SUBMITTED, *_GROUP)
 _SPEC = (
     "id", "job_type", "label", "gpus", "mem_bytes", "is_exclusive", "after", "retries",
     "may_requeue", "group_name", "submitter", "is_fail_fast", "policy", "at",
     "options", "tags", "time_limit_s",
 )  # fmt: skip
-_of_spec = itemgetter(*(_COLUMNS.index(name) for name in _SPEC))
+_of_spec = itemgetter(*(COLUMNS.index(name) for name in _SPEC))
 SUBMITTED = f"{', '.join((*_SUBMITTED, *_GROUP))}, checksum"
 BEGUN = f"{', '.join(_BEGUN)}, checksum"
 KEPT = f"{SUBMITTED}, {', '.join(STATE)}, state_checksum, reason"
@@ -251,7 +251,7 @@ def options_of(spec: JobSpec, shared: SharedCommand) -> str:
 def submitted(row: tuple[Any, ...]) -> dict[str, Any]:
     """Return the submitted columns by name; raise DamagedRow when they are damaged."""
     _check(row)
-    return dict(zip(_COLUMNS, row[:-1], strict=True))
+    return dict(zip(COLUMNS, row[:-1], strict=True))
 
 
 def _check(row: tuple[Any, ...]) -> None:
@@ -306,6 +306,18 @@ def spec(row: tuple[Any, ...], priority: int, texts: dict[str, str]) -> JobSpec:
         bool(is_fail_fast), share(policy, policy or ""), share(at, at or ""),
         tags=tuple((tags or "").split()), time_limit_s=limit_s,
         **(_read_options(options) if options else {}),
+    )  # fmt: skip
+
+
+def as_new(row: dict[str, Any], priority: int, environment: dict[str, str]) -> NewJob:
+    """Return a job as it was submitted, with its present priority."""
+    shared = SharedCommand(
+        row["cwd"], environment, row["umask"], row["notify"], *folders_of(row["options"]),
+        ending_of(row["options"]),
+    )  # fmt: skip
+    return NewJob(
+        spec(tuple(row.values()), priority, {}), json.loads(row["argv"]), shared, row["name"],
+        row["log"], json.loads(row["extra"]), json.loads(row["arguments"]), row["code"],
     )  # fmt: skip
 
 

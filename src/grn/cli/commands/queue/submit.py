@@ -8,10 +8,7 @@ from grn.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
     from typing import Any
-
-    from grn.wire import Message
 
 
 def run(
@@ -22,17 +19,15 @@ def run(
     from grn.client.submit import request, send, wanted
 
     commands = _commands(command, shell, lines, array)
-    limit = 0
+    numbers, limit = "", 0
     if array:
         from grn.model.ranges import parse_array
 
         numbers, limit = parse_array(array)
-        jobs = _array(commands[0], numbers, job_type, name, shared["cwd"])
-    else:
-        jobs = (wanted(argv, job_type, name, shared["cwd"]) for argv in commands)
+    jobs = (wanted(argv, job_type, name, shared["cwd"]) for argv in commands)
     pairs = dict(_pair(text) for text in env)
     cwd, is_here = shared["cwd"], shared["at"] in ("", "local")
-    message = request(**shared, env=pairs, array_limit=limit)
+    message = request(**shared, env=pairs, array=numbers, array_limit=limit)
     ids = send(jobs, message, is_quiet=quiet)
     if not shell and not lines and is_here:
         _warn_of_missing(command[0], cwd, pairs.get("PATH"))
@@ -58,21 +53,6 @@ def _commands(
     if not command:
         raise UsageError("there is no command.", "Write it at the end: grn submit -- CMD ...")
     return [words(" ".join(command) if shell else list(command), shell)]
-
-
-def _array(
-    argv: list[str], numbers: Iterable[int], job_type: str | None, name: str, cwd: str | None
-) -> Iterator[Message]:
-    """Yield the jobs of an array; its command is read once unless its arguments differ."""
-    from grn.client.submit import wanted
-    from grn.model.shell_line import INDEX_MARKS
-
-    is_filled = any(mark in word for mark in INDEX_MARKS for word in argv)
-    job = wanted(argv, job_type, name, cwd)
-    for index in map(str, numbers):
-        if is_filled:
-            job = wanted(argv, job_type, name, cwd, index)
-        yield {**job, "extra": {"GRN_ARRAY_INDEX": index}}
 
 
 def _wait(ids: list[int], quiet: bool) -> int:

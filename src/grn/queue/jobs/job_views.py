@@ -1,0 +1,104 @@
+"""What is told of the jobs that have not ended, and why each of them waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+
+from grn.model.text import counted
+from grn.queue.jobs.arrays import FoldedArray
+from grn.queue.jobs.job import JobState, JobView
+from grn.queue.jobs.job_table import JobTable
+from grn.queue.jobs.lease_window import LeaseWindow
+from grn.queue.jobs.queued_job import QueuedJob
+from grn.queue.jobs.start_windows import StartWindows
+
+
+class JobViews(Mapping[int, JobView]):
+    """Read-only views of the jobs that have not ended, each made on access.
+
+    Members of an array are among them, whether they are jobs of their own yet or not.
+    """
+
+    def __init__(self, table: JobTable, window: LeaseWindow, starts: StartWindows) -> None:
+        self._table = table
+        self._window = window
+        self._start_windows = starts
+
+    def __getitem__(self, job_id: int) -> JobView:
+        array = self._table.arrays.of(job_id)
+        job = self._table.jobs[job_id] if array is None else array.member(job_id)
+        return JobView(
+            job_id, job.state, job.is_held, job.attempt, job.priority, job.place, job.is_asked,
+            job.tries_left, job.memory_attempt, job.spared, frozenset(job.waits_for),
+            self._why(job),
+        )  # fmt: skip
+
+    def __contains__(self, job_id: object) -> bool:
+        return job_id in self._table.jobs or (isinstance(job_id, int) and self._is_folded(job_id))
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._table.jobs, self._table.arrays.ids())
+
+    def __len__(self) -> int:
+        return len(self._table.jobs) + self._table.arrays.count
+
+    # --- members of arrays that are not jobs of their own yet ----------------------------
+
+    @property
+    def folded(self) -> int:
+        """Return the number of such members."""
+        return self._table.arrays.count
+
+    def folded_among(self, jobs: Iterable[int]) -> list[int]:
+        """Return such members among jobs."""
+        return [job_id for job_id in jobs if self._is_folded(job_id)] if self.folded else []
+
+    def folded_before(self, most: int) -> list[int]:
+        """Return such members that must become jobs to list the first jobs of the queue.
+
+        By whatever these are selected: `most` of each array are then jobs that wait.
+        """
+        found: list[int] = []
+        for array in self._table.arrays:
+            missing = most - self._unfolded(array, most)
+            found += array.first(missing) if missing > 0 else []
+        return found
+
+    def _unfolded(self, array: FoldedArray, most: int) -> int:
+        """Count the members that wait and are jobs already, up to a number."""
+        found = 0
+        for job_id in range(array.left[0][0] - 1, array.id - 1, -1):
+            job = self._table.jobs.get(job_id)
+            found += job is not None and job.state is JobState.QUEUED
+            if found >= most:
+                break
+        return found
+
+    def _is_folded(self, job_id: int) -> bool:
+        return self._table.arrays.of(job_id) is not None
+
+    def _why(self, job: QueuedJob) -> str:
+        """Return why a job does not run yet, or its state."""
+        window = self._window
+        if job.state is not JobState.QUEUED:
+            return str(job.state.value)
+        if job.is_held:
+            return "held: run `grn release` to let it start"
+        if job.waits_for:
+            waits_for = sorted(job.waits_for)
+            plural = "s" * (len(waits_for) > 1)
+            return f"waiting for job{plural} {', '.join(map(str, waits_for))} to finish"
+        if job.opens_at is not None:
+            return self._start_windows.why(job.opens_at)
+        if window.is_drained:
+            return "the queue is paused: run `grn drain --off` to resume"
+        if not window.has_negotiator:
+            return "no negotiator answers"
+        if job.is_asked:
+            return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
+        if self._table.ready.is_full(job.spec):
+            return f"its array runs at most {counted(job.spec.array_limit, 'job')} at a time"
+        if window.is_full:
+            return f"this queue runs at most {counted(window.limits.running, 'job')} at a time"
+        return f"behind {counted(window.open, 'other job')} of yours"
