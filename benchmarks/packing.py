@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--uncertain", action="store_true", help="only worlds of uncertain memory")
     parser.add_argument("--first-seed", type=int, default=0, help="of these worlds (0)")
     options = parser.parse_args()
-    for sentence in Assumptions(clashing=options.clashing).sentences():
+    for sentence in Assumptions(interfering=options.clashing).sentences():
         print(f"assumed: {sentence}")
     print("times are fractions of one job per GPU, the mean over all workloads of a table")
     names = list(dict.fromkeys([BASE, *(options.policy or POLICIES)]))
@@ -280,7 +280,7 @@ def _rows(
     tasks = {
         (name, beta): [
             workers.submit(
-                _replay, name, jobs, case.gpus, Assumptions(beta, clashing=case.clashing)
+                _replay, name, jobs, case.gpus, Assumptions(beta, interfering=case.clashing)
             )
             for jobs in case.many
         ]

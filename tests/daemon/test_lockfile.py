@@ -1,4 +1,4 @@
-"""The ground a negotiator stands on: one lock per machine, whoever else was there before."""
+"""The daemon_lock a negotiator stands on: one lock per machine, whoever else was there before."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def mode_of(path: Path) -> int:
 def test_the_folder_is_like_tmp_and_the_socket_open_to_all(run: Path) -> None:
     old_mask = os.umask(0o077)  # as many keep it, but others must get in
     try:
-        with DaemonLock() as ground, ground.listen():
-            modes = [mode_of(run), mode_of(run / "lock"), mode_of(Path(ground.socket_path))]
+        with DaemonLock() as daemon_lock, daemon_lock.listen():
+            modes = [mode_of(run), mode_of(run / "lock"), mode_of(Path(daemon_lock.socket_path))]
     finally:
         os.umask(old_mask)
 
@@ -51,7 +51,7 @@ def test_the_folder_is_like_tmp_and_the_socket_open_to_all(run: Path) -> None:
 
 
 def test_the_socket_goes_with_the_negotiator_and_the_lock_stays(run: Path) -> None:
-    with DaemonLock() as ground, ground.listen():
+    with DaemonLock() as daemon_lock, daemon_lock.listen():
         assert len(list(run.iterdir())) == 2
 
     assert [path.name for path in run.iterdir()] == ["lock"]
@@ -60,12 +60,12 @@ def test_the_socket_goes_with_the_negotiator_and_the_lock_stays(run: Path) -> No
 
 
 def test_a_second_one_is_told_to_use_the_first(run: Path) -> None:
-    with DaemonLock() as ground, ground.listen():
+    with DaemonLock() as daemon_lock, daemon_lock.listen():
         with pytest.raises(AlreadyRunning, match="already runs on this machine") as caught:
             DaemonLock().__enter__()
 
         assert "grn stop" in caught.value.hint
-        assert os.path.exists(ground.socket_path)  # the first is left alone
+        assert os.path.exists(daemon_lock.socket_path)  # the first is left alone
 
 
 def test_a_socket_that_nobody_listens_on_is_replaced(run: Path) -> None:
@@ -74,23 +74,23 @@ def test_a_socket_that_nobody_listens_on_is_replaced(run: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(str(stale))
 
-    with DaemonLock() as ground, ground.listen(), socket.socket(socket.AF_UNIX) as client:
-        client.connect(ground.socket_path)
+    with DaemonLock() as daemon_lock, daemon_lock.listen(), socket.socket(socket.AF_UNIX) as client:
+        client.connect(daemon_lock.socket_path)
 
 
 def test_a_file_in_place_of_the_socket_is_replaced(run: Path) -> None:
     run.mkdir()
     (run / f"{os.getuid()}.sock").write_text("not a socket")
 
-    with DaemonLock() as ground, ground.listen() as listener:
-        assert listener.getsockname() == ground.socket_path
+    with DaemonLock() as daemon_lock, daemon_lock.listen() as listener:
+        assert listener.getsockname() == daemon_lock.socket_path
 
 
 def test_a_folder_in_place_of_the_socket_is_one_clear_line(run: Path) -> None:
     (run / f"{os.getuid()}.sock").mkdir(parents=True)
 
-    with DaemonLock() as ground, pytest.raises(MachineError, match="cannot be made") as caught:
-        ground.listen()
+    with DaemonLock() as daemon_lock, pytest.raises(MachineError, match="cannot be made") as caught:
+        daemon_lock.listen()
 
     assert "GRN_RUNTIME_DIR" in caught.value.hint
 
@@ -109,8 +109,8 @@ def test_a_lock_held_by_a_process_that_dies_is_waited_for(run: Path) -> None:
     owner.stdout.readline()
     end = threading.Timer(0.2, owner.kill)
     end.start()
-    with DaemonLock() as ground:
-        assert ground.socket_path.startswith(str(run))
+    with DaemonLock() as daemon_lock:
+        assert daemon_lock.socket_path.startswith(str(run))
     end.join()
     owner.communicate()
 
@@ -162,10 +162,10 @@ def test_a_socket_may_be_named_relative_to_where_one_is(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRN_SOCKET", "mine.sock")
 
-    with DaemonLock() as ground, ground.listen():
+    with DaemonLock() as daemon_lock, daemon_lock.listen():
         found = connect()
         found.close()
-        assert ground.socket_path == str(tmp_path / "mine.sock")
+        assert daemon_lock.socket_path == str(tmp_path / "mine.sock")
 
 
 # --- real negotiators ----------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_ones_own_link_is_followed(run: Path) -> None:
     elsewhere.mkdir()
     run.symlink_to(elsewhere)
 
-    with DaemonLock() as ground, ground.listen():
+    with DaemonLock() as daemon_lock, daemon_lock.listen():
         assert (elsewhere / "lock").exists()
 
 

@@ -95,10 +95,10 @@ def is_locked(path: Path) -> bool:
 def test_it_is_reachable_again_and_open_connections_stay(
     run: Path, harm: Callable[[Path], None], is_private: bool
 ) -> None:
-    async def story(ground: DaemonLock) -> None:
-        path = Path(ground.socket_path)
-        await ground.serve(Echo)
-        care = asyncio.create_task(ground.look_after(lambda: None))
+    async def story(daemon_lock: DaemonLock) -> None:
+        path = Path(daemon_lock.socket_path)
+        await daemon_lock.serve(Echo)
+        care = asyncio.create_task(daemon_lock.look_after(lambda: None))
         before = await asyncio.open_unix_connection(path)
         modes = [stat.S_IMODE(one.stat().st_mode) for one in (path.parent, path)]
 
@@ -117,20 +117,20 @@ def test_it_is_reachable_again_and_open_connections_stay(
         for _, writer in (anew, before):
             writer.close()
         care.cancel()
-        ground.close()
+        daemon_lock.close()
 
     socket_path = paths.queue_socket() if is_private else None
-    with DaemonLock(socket_path, is_private=is_private) as ground:
-        asyncio.run(asyncio.wait_for(story(ground), 60))
+    with DaemonLock(socket_path, is_private=is_private) as daemon_lock:
+        asyncio.run(asyncio.wait_for(story(daemon_lock), 60))
 
-    assert not os.path.exists(ground.socket_path)
+    assert not os.path.exists(daemon_lock.socket_path)
 
 
 def test_a_removed_lock_is_taken_again_before_anything_is_promised(run: Path) -> None:
-    with DaemonLock() as ground:
+    with DaemonLock() as daemon_lock:
         (run / "lock").unlink()
 
-        ground.hold()
+        daemon_lock.hold()
 
         assert is_locked(run / "lock")
 
@@ -138,8 +138,8 @@ def test_a_removed_lock_is_taken_again_before_anything_is_promised(run: Path) ->
 @pytest.mark.parametrize("is_private", [False, True])
 def test_without_its_files_it_still_keeps_a_second_one_out(run: Path, is_private: bool) -> None:
     socket_path = paths.queue_socket() if is_private else None
-    with DaemonLock(socket_path, is_private=is_private) as ground:
-        shutil.rmtree(os.path.dirname(ground.socket_path))
+    with DaemonLock(socket_path, is_private=is_private) as daemon_lock:
+        shutil.rmtree(os.path.dirname(daemon_lock.socket_path))
 
         with pytest.raises(AlreadyRunning):
             DaemonLock(socket_path, is_private=is_private).__enter__()
@@ -148,34 +148,34 @@ def test_without_its_files_it_still_keeps_a_second_one_out(run: Path, is_private
 def test_it_leaves_when_another_process_holds_the_new_lock(run: Path) -> None:
     """In another network namespace, for example, or of a version that knows no second lock."""
     left = []
-    with DaemonLock() as ground:
+    with DaemonLock() as daemon_lock:
         (run / "lock").unlink()
         with (run / "lock").open("w") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
 
             with pytest.raises(AlreadyRunning):
-                ground.hold()
-            asyncio.run(asyncio.wait_for(ground.look_after(lambda: left.append(True)), 60))
+                daemon_lock.hold()
+            asyncio.run(asyncio.wait_for(daemon_lock.look_after(lambda: left.append(True)), 60))
 
     assert left == [True]
 
 
 def test_at_its_end_it_removes_no_socket_but_its_own(run: Path) -> None:
-    with DaemonLock() as ground, ground.listen():
-        replace_socket(Path(ground.socket_path))
+    with DaemonLock() as daemon_lock, daemon_lock.listen():
+        replace_socket(Path(daemon_lock.socket_path))
 
-    assert os.path.exists(ground.socket_path)
+    assert os.path.exists(daemon_lock.socket_path)
 
 
 def test_a_folder_that_another_file_stands_for_is_tried_again_at_each_look(run: Path) -> None:
-    with DaemonLock() as ground:
+    with DaemonLock() as daemon_lock:
         shutil.rmtree(run)
         run.touch()
         with pytest.raises(MachineError, match="cannot be used"):
-            ground.hold()
+            daemon_lock.hold()
         run.unlink()
 
-        ground.hold()
+        daemon_lock.hold()
 
         assert is_locked(run / "lock")
 

@@ -9,7 +9,7 @@ import pytest
 
 from grn.cli import app
 from grn.cli.output.style import plain
-from grn.cli.report import replay as show
+from grn.cli.report import replay_charts as show
 from grn.simulate.policies import PolicyFigures
 from grn.simulate.replay import Replayed
 from grn.simulate.workload import Assumptions

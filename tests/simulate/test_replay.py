@@ -138,7 +138,7 @@ def test_a_slow_gpu_takes_longer() -> None:
 
 def test_one_who_knows_all_keeps_types_apart_that_clash() -> None:
     jobs = [SimulatedJob(f"{n}", "same", 0.0, 1000.0, 10**9, load=0.4) for n in range(2)]
-    clashing = Assumptions(clashing=1.0, clash=2.5)
+    clashing = Assumptions(interfering=1.0, slowdown=2.5)
     found = play("all-knowing", jobs, parse_gpus("1x8GB"), clashing)
 
     assert found.makespan_s == pytest.approx(2000, abs=20)

@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _log_to_stderr(arguments.log, arguments.debug)
     try:
         chosen = settings.load({"gpus": arguments.gpus, "idle_exit_s": arguments.idle_exit_s})
-        with DaemonLock() as ground:
-            asyncio.run(_serve(chosen, ground, arguments))
+        with DaemonLock() as lock:
+            asyncio.run(_serve(chosen, lock, arguments))
     except GrnError as error:
         process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message}", file=sys.stderr)
@@ -71,17 +71,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(
-    chosen: settings.Settings, ground: DaemonLock, arguments: argparse.Namespace
+    chosen: settings.Settings, lock: DaemonLock, arguments: argparse.Namespace
 ) -> None:
     probe = _probe(chosen)
     try:
-        await _serve_gpus(probe, chosen, ground, arguments)
+        await _serve_gpus(probe, chosen, lock, arguments)
     finally:
         await probe.close()
 
 
 async def _serve_gpus(
-    probe: GpuProbe, chosen: settings.Settings, ground: DaemonLock, arguments: argparse.Namespace
+    probe: GpuProbe,
+    chosen: settings.Settings,
+    lock: DaemonLock,
+    arguments: argparse.Namespace,
 ) -> None:
     inventory = _restricted(await probe.start())
     folder, note = state_folder(mounts())
@@ -95,16 +98,16 @@ async def _serve_gpus(
         await loop.look()
     _calm_collector()
     loop.after_look = Collector(server).collect
-    await ground.serve(server.connection)
-    _announce(inventory, ground, folder, note, arguments)
+    await lock.serve(server.connection)
+    _announce(inventory, lock, folder, note, arguments)
     tasks = [asyncio.create_task(loop.observe())]
-    guarded = ground.look_after(stopped.set, folder, store.keep_in_place)
+    guarded = lock.look_after(stopped.set, folder, store.keep_in_place)
     tasks.append(asyncio.create_task(guarded))
     if chosen.idle_exit_s:
         tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
     await stopped.wait()
     print("[GPUMaster] Cleaning up...", file=sys.stderr, flush=True)
-    ground.close()
+    lock.close()
     for task in tasks:
         task.cancel()
     server.close()
@@ -210,9 +213,13 @@ def _unknown(name: str, what: str) -> BadSetting:
 
 
 def _announce(
-    inventory: Inventory, ground: DaemonLock, folder: str, note: str, arguments: argparse.Namespace
+    inventory: Inventory,
+    lock: DaemonLock,
+    folder: str,
+    note: str,
+    arguments: argparse.Namespace,
 ) -> None:
-    banner = BANNER.format(version=__version__, socket=ground.socket_path, state=folder)
+    banner = BANNER.format(version=__version__, socket=lock.socket_path, state=folder)
     print(banner, file=sys.stderr, flush=True)
     for text in (*inventory.notes, *filter(None, [note])):
         log.warning(text)

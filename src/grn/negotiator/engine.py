@@ -47,7 +47,7 @@ from grn.negotiator.events import (
     TimerFired,
     Withdrawn,
 )
-from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles

@@ -15,7 +15,7 @@ from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request
 from grn.negotiator.actions import TellIdle
 from grn.negotiator.events import Booking, Lease, Wait
-from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleStranger
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import Margin

@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.pop(SERVICE, None)  # processes that hooks start are no services
     try:
         chosen = settings.load()
-        with DaemonLock(paths.queue_socket(), is_private=True) as ground:
+        with DaemonLock(paths.queue_socket(), is_private=True) as daemon_lock:
             end_former()
-            asyncio.run(_serve(chosen, ground, arguments.ready_fd))
+            asyncio.run(_serve(chosen, daemon_lock, arguments.ready_fd))
     except GrnError as error:
         process.report(arguments.ready_fd, f"error: {error.message} {error.hint}".strip())
         print(f"error: {error.message} {error.hint}".strip(), file=sys.stderr)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | None) -> None:
+async def _serve(chosen: settings.Settings, daemon_lock: DaemonLock, ready_fd: int | None) -> None:
     gc.disable()  # what is made until the freeze stays
     state, note = state_folder(mounts())
     folder = os.path.join(state, "queue")
@@ -69,7 +69,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     launch = LaunchSettings(
         root=os.path.join(folder, "jobs", journal.identity),
         queue_id=journal.identity,
-        queue_lock=ground.lock_path,
+        queue_lock=daemon_lock.lock_path,
         grace_s=chosen.grace_to_end_s,
         log_bytes=chosen.log_bytes,
     )
@@ -84,7 +84,7 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     if chosen.sites:
         load_sites()
     stopped = process.stop_event()
-    server = QueueServer(loop, VERBS, __version__, stopped.set, ground.hold, load_sites)
+    server = QueueServer(loop, VERBS, __version__, stopped.set, daemon_lock.hold, load_sites)
     process.raise_file_limit(_MAX_FILES)
     await loop.start()
     if loop.site.lost_nodes():  # attempts of sites that were removed while no queue ran
@@ -92,20 +92,20 @@ async def _serve(chosen: settings.Settings, ground: DaemonLock, ready_fd: int | 
     gc.freeze()  # permanent objects need not be walked at every collection
     gc.set_threshold(*_COLLECT)
     gc.enable()
-    await ground.serve(server.connection)
+    await daemon_lock.serve(server.connection)
     fork_server = ForkServer(paths.commands_socket())
     fork_server.open()
     tasks = [
         asyncio.create_task(loop.leases.keep_connected()),
         asyncio.create_task(
-            ground.look_after(stopped.set, folder, functools.partial(_is_displaced, journal))
+            daemon_lock.look_after(stopped.set, folder, functools.partial(_is_displaced, journal))
         ),
         asyncio.create_task(_keep_copies(journal)),
     ]
     log.info("action=ready jobs=%d folder=%s", len(loop.engine.jobs), folder)
     process.report(ready_fd, "ready")
     await stopped.wait()
-    ground.close()
+    daemon_lock.close()
     fork_server.close()
     for task in tasks:
         task.cancel()

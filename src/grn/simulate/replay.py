@@ -128,9 +128,9 @@ class World:
         return self._assumed.host_speed(sum(run.job.cpus for run in self._running.values()))
 
     def _speed(self, run: _Running, speeds: Sequence[float]) -> float:
-        """Return the speed of a job: that of its slowest GPU, less the effect of clashing types."""
+        """Return the speed of a job: that of its slowest GPU, less the interference of types."""
         speed = min(speeds[gpu] for gpu in run.gpus)
-        if self._assumed.clashing:
+        if self._assumed.interfering:
             for other in self._running.values():
                 if other is not run and not set(other.gpus).isdisjoint(run.gpus):
                     speed /= self._assumed.slower_beside(run.job, other.job)

@@ -15,7 +15,7 @@ from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
 from grn.negotiator.actions import Action, AskYield, Grant, Refuse
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import JobStarted, Released, Requested, Sampled
-from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.margin import Margin
@@ -146,7 +146,7 @@ class ToldSharing(ToldLoads):
 
     def slower_beside(self, job_type: str, model: str) -> Mapping[str, float] | None:
         """Return the truth."""
-        if not self._assumed.clashing:
+        if not self._assumed.interfering:
             return None
         if job_type not in self._beside:
             one = self._jobs[job_type]

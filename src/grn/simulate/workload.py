@@ -39,7 +39,7 @@ class SimulatedJob:
     saves_work: bool = False  # what it has done before it gave way is not lost
     ram_bytes: int = 0  # of the host's memory, which it has once it has loaded
     cpus: float = 0.0  # cores that it keeps busy
-    kind: str = ""  # decides which types it clashes with: its original type
+    kind: str = ""  # decides which types it interferes with: its original type
 
     def memory_bytes(self, age_s: float, done: float) -> int:
         """Return its memory on each GPU, by its age and the share of work done."""
@@ -66,8 +66,8 @@ class Assumptions:
     new_s: float = 120.0  # a job is new for this long
     calm_s: float = 30.0  # how often it reads them otherwise
     cap: float = 1.4  # up to this summed load the simple policies share a GPU
-    clashing: float = 0.0  # the share of pairs of types that slow each other beyond that
-    clash: float = 1.6  # and how many times as long they then take
+    interfering: float = 0.0  # the share of pairs of types that slow each other beyond that
+    slowdown: float = 1.6  # and how many times as long they then take
     host: HostSize | None = None  # None: host memory and cores are not limited
 
     def speed(self, load: float) -> float:
@@ -80,11 +80,11 @@ class Assumptions:
 
     def slower_beside(self, one: SimulatedJob, other: SimulatedJob) -> float:
         """Return how many times as long a job takes beside another, whatever their loads."""
-        if not self.clashing:
+        if not self.interfering:
             return 1.0
         names = sorted((one.kind or one.job_type, other.kind or other.job_type))
         drawn = int.from_bytes(sha256("\n".join(names).encode()).digest()[:4], "big") / 2**32
-        return self.clash if drawn < self.clashing else 1.0
+        return self.slowdown if drawn < self.interfering else 1.0
 
     def sentences(self) -> list[str]:
         """Spell the assumptions for people."""
@@ -96,15 +96,17 @@ class Assumptions:
             f"the negotiator reads the GPUs every {self.tick_s:g} s while a job is younger than "
             f"{self.new_s:g} s, else every {self.calm_s:g} s; it sees the load of a whole GPU, "
             "up to 100 %",
-            *self._clashes(),
+            *self._interferences(),
             *self._of_host(),
         ]
 
-    def _clashes(self) -> list[str]:
-        if not self.clashing:
+    def _interferences(self) -> list[str]:
+        if not self.interfering:
             return []
-        text = f"{self.clashing:.0%} of the pairs of types, drawn by their names, slow each other"
-        return [f"{text} {self.clash:g} times beyond that"]
+        text = (
+            f"{self.interfering:.0%} of the pairs of types, drawn by their names, slow each other"
+        )
+        return [f"{text} {self.slowdown:g} times beyond that"]
 
     def _of_host(self) -> list[str]:
         if self.host is None:

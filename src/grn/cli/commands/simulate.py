@@ -15,7 +15,7 @@ from grn.cli.options import json_flag
 from grn.cli.output import html
 from grn.cli.output.style import plain
 from grn.cli.output.terminal import echo, print_json, width
-from grn.cli.report import replay
+from grn.cli.report import replay_charts
 from grn.client import negotiator
 from grn.client.leasing.job_request import command_arguments
 from grn.errors import GrnError, MachineError, UsageError
@@ -77,7 +77,7 @@ def simulate(
     jobs = _jobs(jobs_file, count, arrivals, seed)
     host = parse_host(host_text) if host_text is not None else None
     _check(jobs, gpus, host)
-    assumed = Assumptions(beta=beta, tick_s=tick_s, clashing=clashing, host=host)
+    assumed = Assumptions(beta=beta, tick_s=tick_s, interfering=clashing, host=host)
     chosen = settings.load()
     guard = (chosen.guard_fraction, chosen.guard_bytes)
     names = ("flat_s", "patience_s", "load_cap", "short_s", "share_half_life_s")
@@ -90,20 +90,21 @@ def simulate(
     drawn = next((each for each in figures if each.policy == "grn"), figures[-1])
     if picture is not None:
         title = f"{drawn.policy} on {gpus_text}"
-        svg = replay.picture(drawn.replayed.stays, len(gpus), title)
-        text = f"{plain(replay.table(figures, bound_s))}\n\n{replay.legend(assumed, played)}"
+        svg = replay_charts.picture(drawn.replayed.stays, len(gpus), title)
+        legend = replay_charts.legend(assumed, played)
+        text = f"{plain(replay_charts.table(figures, bound_s))}\n\n{legend}"
         is_page = picture.endswith(".html")
-        _write(picture, replay.page(svg, title, text) if is_page else html.svg_file(svg))
+        _write(picture, replay_charts.page(svg, title, text) if is_page else html.svg_file(svg))
     if as_json:
         rows = [_plain(each) for each in figures]
         return print_json({"schema": 1, "policies": rows, "lower_bound_s": bound_s,
                            "assumed": assumed.sentences()})  # fmt: skip
     source = os.path.basename(jobs_file) if jobs_file else f"generated, seed {seed}"
-    click.echo(f"{replay.workload(jobs, source)}; on {gpus_text}\n")
-    echo(f"{replay.table(figures, bound_s, width())}\n")
-    click.echo(replay.legend(assumed, played, width()))
+    click.echo(f"{replay_charts.workload(jobs, source)}; on {gpus_text}\n")
+    echo(f"{replay_charts.table(figures, bound_s, width())}\n")
+    click.echo(replay_charts.legend(assumed, played, width()))
     click.echo(f"\njobs at once on each GPU over time, {drawn.policy}:")
-    click.echo(replay.timeline(drawn.replayed.stays, len(gpus)))
+    click.echo(replay_charts.timeline(drawn.replayed.stays, len(gpus)))
     return 0
 
 

@@ -14,7 +14,7 @@ from grn.model.outcome import kind_of
 from grn.model.text import columns_of, cut, harmless
 
 _GAP = "  "
-_LEAST = 12  # columns that an elastic column keeps, if it needs as many
+_MIN_COLUMNS = 12  # columns that an elastic column keeps, if it needs as many
 _LABEL = 12  # columns before the text of a labelled line
 _NARROWEST = 40  # below that, lines are left to the terminal to break
 
@@ -106,12 +106,12 @@ def labelled(label: str, text: str, width: int = 0) -> str:
 def _fit(sizes: dict[int, int], width: int, soft: Sequence[int], spare: Sequence[int]) -> None:
     """Leave columns out and make others smaller, until the line fits or nothing gives way."""
     for place in spare:
-        least = sum(min(size, _LEAST) if at in soft else size for at, size in sizes.items())
+        least = sum(min(size, _MIN_COLUMNS) if at in soft else size for at, size in sizes.items())
         if least <= _room(sizes, width):
             break
         sizes.pop(place, None)
     for _ in range(sum(sizes.values()) - _room(sizes, width)):
-        large = [place for place in soft if sizes.get(place, 0) > _LEAST]
+        large = [place for place in soft if sizes.get(place, 0) > _MIN_COLUMNS]
         if not large:
             break
         sizes[max(large, key=lambda place: sizes[place])] -= 1

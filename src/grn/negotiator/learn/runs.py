@@ -10,7 +10,7 @@ from grn.model.units import show_size
 from grn.negotiator.actions import Action, DropLease, SaveLease, SaveNumber, SaveRun
 from grn.negotiator.events import Lease, LeaseSettled, LeaseState, Released
 from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
-from grn.negotiator.learn.host import MIN_CPUS, HostWatch
+from grn.negotiator.learn.host_profiles import MIN_CPUS, HostWatch
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles

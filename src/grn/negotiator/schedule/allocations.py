@@ -12,7 +12,7 @@ from grn.model.gpu import Gpu, Reading
 from grn.model.host import HOST_MODEL
 from grn.model.job import IdleRule
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.learn.host import HostProfiles
+from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
@@ -21,7 +21,7 @@ from grn.negotiator.schedule.ledger import Book, Rules, check_books
 from grn.negotiator.schedule.placement import Size
 from grn.negotiator.schedule.room_index import RoomIndex
 
-_LEAST_SHARE = 1e-6  # of a job that uses nothing: it is accounted all the same
+_MIN_SHARE = 1e-6  # of a job that uses nothing: it is accounted all the same
 YIELDING_COST = 0.5  # of a lease that may be asked to give way, in fair share
 
 
@@ -109,8 +109,8 @@ class Holdings:
         """Return the part of the host that a lease takes: the larger of its memory and cores."""
         size = self.host.size
         if size is None:
-            return _LEAST_SHARE
-        shares = (lease.ram_bytes / size.ram_bytes, lease.cpus / size.cpus, _LEAST_SHARE)
+            return _MIN_SHARE
+        shares = (lease.ram_bytes / size.ram_bytes, lease.cpus / size.cpus, _MIN_SHARE)
         return min(1.0, max(shares))
 
     def put(self, lease: Lease, at: float) -> None:

@@ -17,7 +17,7 @@ from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import Place
 from grn.negotiator.schedule.preemption import Costs, Preemption
 from grn.negotiator.schedule.refusals import Refusals, RoomsOnGpus
-from grn.negotiator.schedule.turns.backfill import Keeper
+from grn.negotiator.schedule.turns.backfill import Backfill
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import BookedFor, Group, Reach, Turn, WaitingRequest
 from grn.negotiator.schedule.turns.wait_index import Ahead, Rooms
@@ -51,8 +51,8 @@ class Granter:
         self.bookings = Bookings(rules, holdings, waitlist, needs.alone_s)
         self.answers = RequestAnswers(memory, holdings, needs, self.bookings)
         booked = self.answers.booked_closed
-        self._keeper = Keeper(rules, holdings, waitlist, needs, booked)
-        self._refusals = Refusals(memory, holdings, needs, self.answers, self._keeper)
+        self._backfill = Backfill(rules, holdings, waitlist, needs, booked)
+        self._refusals = Refusals(memory, holdings, needs, self.answers, self._backfill)
         costs = Costs(needs.of, needs.alone_s, loads.of_lease, booked)
         self.preemption = Preemption(rules, holdings, waitlist, costs)
         self._resume = _BEFORE_ALL  # the turn after which the next round begins
@@ -70,7 +70,7 @@ class Granter:
         closed = self._closed(at)
         self._wake()
         rooms = RoomsOnGpus(self._holdings.rooms, closed)
-        left_s = self._keeper.left_s(at)
+        left_s = self._backfill.left_s(at)
 
         @cache
         def ahead(who: BookedFor) -> Ahead:
@@ -142,19 +142,19 @@ class Granter:
             group = self._waitlist.group_of(key)
             if group is not None:
                 self._waitlist.wake_group(group)
-        if self._keeper.group is not None:  # its head may use the GPUs that are reserved for it
-            self._waitlist.wake_group(self._keeper.group)
+        if self._backfill.group is not None:  # its head may use the GPUs that are reserved for it
+            self._waitlist.wake_group(self._backfill.group)
 
     def _closed(self, at: float) -> dict[str, int]:
         """Return the GPUs that are reserved, each with the sequence of its request."""
-        closed = self._keeper.closed(at)
+        closed = self._backfill.closed(at)
         return {**closed, **self.preemption.reserved()} if self.preemption.claims else closed
 
     def _offer(self, group: Group, at: float, closed: dict[str, int]) -> Lease | None:
         """Try the head of a group; record a refusal for the group."""
         head = group.head
         shut = [uuid for uuid, sequence in closed.items() if sequence != head.sequence]
-        if shut and self._keeper.may_pass(group, at):
+        if shut and self._backfill.may_pass(group, at):
             shut = [uuid for uuid in shut if uuid in self.preemption.reserved()]
         request = head.request
         needs = self.needs.of(request)

@@ -21,7 +21,7 @@ from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, allowed
 
 _LATE = 1.2  # a job may take this many times its usual time
-_MOST_GUESSED = 0.5  # of the host, for a type that no run has shown,
+_MAX_GUESSED = 0.5  # of the host, for a type that no run has shown,
 _FIRST_RUN, _MAX_FIRST_RUN_BYTES = 1 / 3, 32 * GiB  # of its memory, for a first run
 
 
@@ -135,7 +135,7 @@ class RequestNeeds:
         if not need.is_guess or size is None:
             return need
         if request.gpus:
-            share = min(_MOST_GUESSED, gpu_bytes / max(1, self._holdings.capacity_bytes))
+            share = min(_MAX_GUESSED, gpu_bytes / max(1, self._holdings.capacity_bytes))
         else:
             share = min(1.0, (request.cpus or 1.0) / size.cpus)
         ram, cpus = known.guess()

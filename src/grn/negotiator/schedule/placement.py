@@ -303,7 +303,7 @@ def _could(request: Request, needs: Mapping[str, Need], books: Sequence[Book]) -
     return bool(choose(request, fits))
 
 
-def _clashes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
+def _interferes(beside: Mapping[str, float], books: Sequence[Book]) -> Wait:
     """Name the types that a job should not run beside, though there is room and time."""
     for book in books:
         for lease in book.leases.values():
@@ -384,7 +384,7 @@ def _why(
         text = f"needs {'a GPU' if request.gpus == 1 else f'{request.gpus} GPUs'} to itself{mode}; "
         return Wait(WaitReason.NO_EMPTY_GPU, text + _holders(usable))
     if need.beside and _could(request, _but_for_pairs(needs), usable):
-        return _clashes(need.beside, usable)
+        return _interferes(need.beside, usable)
     if need.load is not None and _could(request, _but_for_load(needs), usable):
         text = f"would use {need.load:.0%} of a GPU's time ({_BUSY})"
         calmest = min(usable, key=lambda book: book.load)

@@ -17,7 +17,7 @@ from grn.negotiator.schedule.answers import RequestAnswers
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import FreeSpace, Need, allowed, is_anywhere, pinned
 from grn.negotiator.schedule.room_index import RoomIndex
-from grn.negotiator.schedule.turns.backfill import Keeper
+from grn.negotiator.schedule.turns.backfill import Backfill
 from grn.negotiator.schedule.turns.order import ANYWHERE, Group, Reach, Refusal
 
 
@@ -56,13 +56,13 @@ class Refusals:
         holdings: Holdings,
         needs: RequestNeeds,
         answers: RequestAnswers,
-        keeper: Keeper,
+        backfill: Backfill,
     ) -> None:
         self._memory = memory
         self._holdings = holdings
         self._needs = needs
         self._answers = answers
-        self._keeper = keeper
+        self._backfill = backfill
 
     def without_room(
         self,
@@ -145,7 +145,7 @@ class Refusals:
             is_same = refused.version == self._needs.version_of(refused.job_type)
             return is_same and not self._holdings.host.could(refused.host_reason, refused.lacks)
         booked = self._answers.booked(group.head.request, at).closed
-        room = rooms.on(refused.reach, self._keeper.may_pass(group, at), booked)
+        room = rooms.on(refused.reach, self._backfill.may_pass(group, at), booked)
         is_kept = bool(closed) and group.head.sequence in closed.values()
         if refused.is_alone and not is_kept and self._has_no_room(refused, room):
             return True  # whatever the need: too few GPUs are empty

@@ -21,7 +21,7 @@ _PASSED = 4  # after this many times the patience its GPUs are not backfilled an
 _MAX_CONSIDERED = 16  # starving groups of one user that are tried for a reservation per event
 
 
-class Keeper:
+class Backfill:
     """Records which GPUs are reserved, for which request, and until when."""
 
     def __init__(
