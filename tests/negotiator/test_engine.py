@@ -26,6 +26,7 @@ from grn.negotiator.events import (
     HolderGone,
     ProfileForgotten,
     Released,
+    Resumed,
     WaitReason,
 )
 from grn.negotiator.queries.views import gpu as gpu_view
@@ -96,6 +97,74 @@ def test_a_run_is_saved_with_what_it_showed():
     assert (saved.job_type, saved.model, saved.owner) == ("train.py", MODEL, 1000)
     assert (saved.run.peak_bytes, saved.run.duration_s, saved.run.ended_at) == (3 * GiB, 50, 1050)
     assert saved.run.arguments == (("batch", 32.0),)
+
+
+# --- what runs teach when nobody waits -----------------------------------------------------
+
+
+def a_story_of_runs(count: int) -> Story:
+    story = Story()
+    for number in range(count):
+        story.asks(f"run-{number}")
+        story.ends(f"run-{number}", after_s=50.0, peak_bytes=3 * GiB)
+    return story
+
+
+def ends_quietly(story: Story, key: str) -> list[type]:
+    story.tell(Released(story.at + 1.0, f"lease-{key}", Outcome.OK, 3 * GiB, is_awaited=False))
+    return kinds(story.actions)
+
+
+def runs_in(story: Story) -> int:
+    (profile,) = story.engine.view.memory.profiles()
+    return len(profile.runs)
+
+
+def test_one_more_run_of_a_known_type_is_learned_from_after_the_next_request():
+    story = a_story_of_runs(5)
+    story.asks("a")
+
+    assert ends_quietly(story, "a") == [Settle, DropLease, Defer]
+    assert story.asks("b") == ["b"]
+    assert kinds(story.actions) == [SaveLease, Grant]
+    assert runs_in(story) == 5
+    story.tell(Resumed(story.at))
+    assert SaveRun in kinds(story.actions)
+    assert runs_in(story) == 6
+
+
+def test_any_other_event_finds_it_learned():
+    story = a_story_of_runs(5)
+    story.asks("a")
+    ends_quietly(story, "a")
+    story.looks()
+    assert SaveRun in kinds(story.actions)
+    assert runs_in(story) == 6
+
+
+def test_ends_in_a_row_are_learned_from_together():
+    story = a_story_of_runs(5)
+    for key in "ab":
+        story.asks(key)
+    assert SaveRun not in [*ends_quietly(story, "a"), *ends_quietly(story, "b")]
+    story.tell(Resumed(story.at))
+    assert kinds(story.actions).count(SaveRun) == 2
+    assert runs_in(story) == 7
+
+
+@pytest.mark.parametrize("known", [0, 1, 4])
+def test_a_type_of_few_runs_is_learned_from_at_once(known):
+    story = a_story_of_runs(known)
+    story.asks("a")
+    assert SaveRun in ends_quietly(story, "a")
+
+
+def test_a_run_is_learned_from_at_once_while_others_wait():
+    story = a_story_of_runs(5)
+    story.asks("big", **BIG)
+    story.asks("a")
+    assert story.asks("b", **BIG) == []
+    assert SaveRun in ends_quietly(story, "a")
 
 
 # --- room ----------------------------------------------------------------------------------

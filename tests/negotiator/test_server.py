@@ -651,6 +651,16 @@ def test_what_a_quiet_end_has_taught_is_stored_a_moment_later(shared: Inside) ->
         wait_for(lambda: not shared.call(lambda: shared.server.loop.store.unwritten), "the disk")
 
 
+def test_whoever_asks_what_was_learned_hears_of_all_runs(shared: Inside) -> None:
+    with shared.client() as client:
+        for number in range(1, 9):
+            lease = client.lease(type="often", label="often")["lease"]
+            client.say({"op": "done", "id": 7, "v": 1, "lease": lease, "outcome": "ok",
+                        "resident": 5 << 20, "quiet": True})  # fmt: skip
+            (profile,) = client.ask("profiles", type="often")["profiles"]
+            assert profile["runs"] == number
+
+
 def test_an_end_said_by_a_process_in_its_last_moment_counts(shared: Inside) -> None:
     """Whether its death or its last message is seen first."""
     before = shared.call(lambda: shared.server.loop.history.outcomes())

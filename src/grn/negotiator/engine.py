@@ -5,6 +5,7 @@ Decides which request gets which GPU, and when. Does no I/O: time comes with the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -51,7 +52,7 @@ from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
-from grn.negotiator.learn.runs import Runs
+from grn.negotiator.learn.runs import EndedRun, Runs
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.scheduler import RequestScheduler
@@ -81,6 +82,7 @@ class Engine:
         self._endings = Endings(self._holdings)
         self._idle = IdleLeases(self._rules, self._holdings)
         self._residue_until = _NEVER
+        self._unlearned: deque[EndedRun] = deque()
         self._handlers: dict[type, Callable[[Any], Iterable[Action]]] = {
             JobStarted: self._started,
             Requested: self._scheduler.requested,
@@ -122,7 +124,11 @@ class Engine:
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
-        return list(self._handlers[type(event)](event))
+        actions: list[Action] = []
+        if self._unlearned and not _goes_before_learning(event):
+            actions += self._learn()
+        actions += self._handlers[type(event)](event)
+        return actions
 
     # --- questions (they change nothing) -------------------------------------------------
 
@@ -265,14 +271,26 @@ class Engine:
     ) -> Iterator[Action]:
         """Judge the end of a lease, answer and learn from it."""
         self._scheduler.usage.ended(lease.id, end.at)
-        settled, learned = self._runs.ended(lease, end)
+        settled, run = self._runs.ended(lease, end)
         yield Settle(lease, end.at, settled, shown, is_lost)
-        yield from learned
-        self._scheduler.learned((lease.request.job_type,))
+        self._unlearned.append(run)
+        is_urgent = end.is_awaited or len(self._waitlist) or not self._runs.is_well_known(run)
+        if is_urgent or shown is not Outcome.OK:
+            yield from self._learn()
 
-    def _resumed(self, _event: Resumed) -> Iterable[Action]:
+    def _learn(self) -> Iterator[Action]:
+        """Learn from runs that have ended."""
+        while self._unlearned:
+            run = self._unlearned.popleft()
+            yield from self._runs.learn(run)
+            self._scheduler.learned((run.lease.request.job_type,))
+
+    def _resumed(self, event: Resumed) -> Iterator[Action]:
+        if self._unlearned:
+            yield from self._learn()
+            yield from self._drop_types()
+            yield from self._scheduler.schedule(event.at)
         self._memory.refresh()
-        return ()
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:
         for reading in event.readings:
@@ -348,6 +366,13 @@ class Engine:
 
     def _is_in_use(self, job_type: str) -> bool:
         return self._holdings.has_type(job_type) or self._waitlist.has_type(job_type)
+
+
+def _goes_before_learning(event: Event) -> bool:
+    """True for events that are handled before what ended runs teach, where that is little."""
+    return type(event) in (Requested, Resumed) or (
+        isinstance(event, Released) and not event.is_awaited
+    )
 
 
 _NEVER = float("-inf")

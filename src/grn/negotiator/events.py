@@ -196,6 +196,7 @@ class Released:
     gpu_peak_bytes: int | None = None  # reported by a framework
     resident_bytes: int | None = None  # of the command in main memory: the peak on a virtual GPU
     is_limit: bool = False  # out of memory at a limit of its own, not of the GPU or the machine
+    is_awaited: bool = True  # else a request that has arrived goes before learning from the run
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,9 +116,8 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     loop.release(
         Released(
             loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
-            message.resident, is_limit,
-        ),
-        is_awaited=not message.quiet,
+            message.resident, is_limit, not message.quiet,
+        )
     )  # fmt: skip
 
 
@@ -253,12 +252,14 @@ def reasons(peer: Peer, message: negotiator_requests.ReasonsRequest) -> Pieces:
 
 def profiles(peer: Peer, message: negotiator_requests.ProfilesRequest) -> Pieces:
     """Show what was learned."""
+    peer.loop.catch_up()
     page, more = yield from peer.server.pages.profiles(message.type, message.after)
     _send_page(peer, message.id, {"profiles": page}, more)
 
 
 def runs(peer: Peer, message: negotiator_requests.RunsRequest) -> None:
     """Return what was measured of the user's own job types."""
+    peer.loop.catch_up()
     wanted = set(message.types)
     own = [
         profile

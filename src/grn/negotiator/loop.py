@@ -61,6 +61,7 @@ from grn.proc.watch import Holders
 
 log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
+CATCH_UP_S = 0.002
 REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers
 REST_LONGER_S = 65.0  # so long after them the last sample persists the usage of users
 _HOST_EVERY = 4  # the host is read in one of this many samples
@@ -159,32 +160,31 @@ class Loop:
         """Return the time for events, by a monotonic clock."""
         return time.monotonic()
 
-    def tell(self, event: Event, is_awaited: bool = True) -> None:
+    def tell(self, event: Event) -> None:
         """Give the engine one event and carry out its actions: persist first, then act.
 
-        What grants nothing and nobody waits for may be persisted a moment later.
+        An end that nobody waits for, and that grants nothing, is persisted a moment later.
         """
         actions = self._engine.handle(event)
         grants = [action for action in actions if isinstance(action, Grant)]
         if grants:
             starts = [self.forecasts.granted(one.key, event.at) for one in grants]
             self.store.write([*actions, *(start for start in starts if start is not None)])
-        elif is_awaited:
-            self.store.write(actions)
-        else:
+        elif isinstance(event, Released) and not event.is_awaited:
             self.store.keep(actions)
             self._postpone(self.store.write, ())
+        else:
+            self.store.write(actions)
         for action in actions:
             self._carry_out(action)
 
     def _postpone(self, work: Callable[..., object], *given: object) -> None:
-        """Do something when the messages that have arrived are answered."""
+        """Do something soon, together with what else was postponed: that costs half as much."""
         self._postponed.append((work, given))
         if len(self._postponed) == 1:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._catch_up)  # sockets are read between the two
+            asyncio.get_running_loop().call_later(CATCH_UP_S, self.catch_up)
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
         """Do what was postponed."""
         try:
             while self._postponed:
@@ -192,7 +192,7 @@ class Loop:
                 work(*given)
         finally:  # one failure must not keep the rest from being done
             if self._postponed:
-                asyncio.get_running_loop().call_soon(self._catch_up)
+                asyncio.get_running_loop().call_soon(self.catch_up)
 
     def line_open(self, lease_id: str) -> None:
         """Note that a holder requested its lease itself: its connection stays open while it or a
@@ -204,7 +204,7 @@ class Loop:
         self._lines.discard(lease_id)
         self._look.set()
 
-    def release(self, event: Released, is_awaited: bool = True) -> None:
+    def release(self, event: Released) -> None:
         """End a lease: at once where its peak is known, else after a last sample of its GPUs."""
         if event.outcome is Outcome.KILLED:
             self._count_kernel_kills()
@@ -216,7 +216,7 @@ class Loop:
             self._releasing[lease.id] = task
             return
         peak = self._probe.peak_at_once(placement_of(lease))
-        self.tell(event if peak is None else replace(event, peak_bytes=peak), is_awaited)
+        self.tell(event if peak is None else replace(event, peak_bytes=peak))
 
     async def _release_later(self, lease: Lease, event: Released) -> None:
         """Sample once more before the end: a job shorter than the interval has no sample."""
@@ -234,7 +234,7 @@ class Loop:
         self.holders.close()
         if self._releasing:
             await asyncio.wait(self._releasing.values())
-        self._catch_up()
+        self.catch_up()
         self.tell(Stopping(self.now()))
 
     # --- sampling -------------------------------------------------------------------------

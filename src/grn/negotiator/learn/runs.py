@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from grn.model.job import Outcome, Run
 from grn.model.units import show_size
@@ -13,6 +13,7 @@ from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
 from grn.negotiator.learn.host_profiles import MIN_CPUS, HostWatch
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.margin import ENOUGH_RUNS
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
@@ -21,6 +22,20 @@ from grn.negotiator.schedule.placement import allowed
 _LOADS_AT_ONCE = 128  # GPUs whose loads are split in one sample
 _SOON_S = 2.0  # after the sample before
 _WITHIN = 1.05  # times its reservation of host memory: sizes of processes are samples
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRun:
+    """A run whose end was judged, with what was seen of it."""
+
+    lease: Lease
+    event: Released
+    model: str
+    watch: profiling.RunWatch
+    host: HostWatch
+    was_sharing: bool
+    verdict: Verdict | None
+    note: str
 
 
 class Runs:
@@ -124,8 +139,8 @@ class Runs:
         self._holdings.drop(lease)
         yield DropLease(lease.id)
 
-    def ended(self, lease: Lease, event: Released) -> tuple[LeaseSettled, list[Action]]:
-        """Judge the end of a run and learn from it; return the outcome and what to save."""
+    def ended(self, lease: Lease, event: Released) -> tuple[LeaseSettled, EndedRun]:
+        """Judge the end of a run; return the outcome, and what `learn` is to be given."""
         peak = max(self._holdings.watches[lease.id].peak_bytes, event.peak_bytes or 0) or None
         was_sharing = self._holdings.is_sharing(lease)
         settled, verdict = LeaseSettled(event.outcome, not was_sharing, peak), None
@@ -148,15 +163,24 @@ class Runs:
                 because=verdict.text,
                 has_larger=verdict.has_larger,
             )
-        return settled, list(self._learn(lease, event, was_sharing, verdict))
+        model = self._holdings.model_of(lease)
+        self._memory.running.ended(lease.request, model)
+        return settled, EndedRun(
+            lease, event, model, self._holdings.watches[lease.id],
+            self._holdings.host_profiles.watches[lease.id], was_sharing, verdict,
+            self._guilt.get(lease.id, ""),
+        )  # fmt: skip
 
-    def _learn(
-        self, lease: Lease, event: Released, was_sharing: bool, verdict: Verdict | None
-    ) -> Iterator[Action]:
+    def is_well_known(self, run: EndedRun) -> bool:
+        """True when one more run of a type changes little."""
+        profile = self._memory.profile(run.lease.request.job_type, run.model)
+        return profile is not None and len(profile.runs) >= ENOUGH_RUNS
+
+    def learn(self, ended: EndedRun) -> Iterator[Action]:
         """Remember a run that shows the job's need."""
-        request, model = lease.request, self._holdings.model_of(lease)
-        self._memory.running.ended(request, model)
-        outcome, asked, note = event.outcome, event.asked_bytes, self._guilt.get(lease.id, "")
+        lease, event, model, verdict = ended.lease, ended.event, ended.model, ended.verdict
+        request, watch, host = lease.request, ended.watch, ended.host
+        outcome, asked, note = event.outcome, event.asked_bytes, ended.note
         ran_out_alone = False
         if verdict is not None:
             note = verdict.text
@@ -170,7 +194,7 @@ class Runs:
             peak_bytes=event.peak_bytes,
             asked_bytes=asked,
             reserved_bytes=lease.reserved_bytes,
-            was_sharing=was_sharing,
+            was_sharing=ended.was_sharing,
             ran_out_alone=ran_out_alone,
             wall_offset_s=self.wall_offset_s,
             arguments=request.arguments,
@@ -179,8 +203,6 @@ class Runs:
         usual_s = None
         if outcome in profiling.CUT_SHORT:  # only these are compared with the usual duration
             usual_s = profiling.usual_duration_s(self._memory.profile(request.job_type, model))
-        watch = self._holdings.watches[lease.id]
-        host = self._holdings.host_profiles.watches[lease.id]
         if lease.gpus:
             run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
             run = self._loads.ended(request, model, run)
