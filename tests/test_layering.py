@@ -169,7 +169,7 @@ THIRD_PARTY = {
     "textual": {"grn.cli.top.app"},
     "starlette": {"grn.cli.web.app"},
     "uvicorn": {"grn.cli.web.command"},
-    "msgspec": {"negotiator", "queue", "settings", "protocol", "daemon"},
+    "msgspec": {"negotiator", "queue", "settings", "protocol", "daemon", "gpus"},
     "pynvml": {"grn.gpus.nvml_helper"},
     "tomli": {"option_file"},
     "yaml": {"option_file"},

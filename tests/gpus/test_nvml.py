@@ -904,7 +904,7 @@ def test_ctrl_c_in_the_terminal_does_not_end_the_helper(machine: Machines) -> No
         helper.send_signal(signal.SIGINT)
         helper.stdin.write('{"id": 2, "do": "sample", "uuids": []}\n')
         helper.stdin.flush()
-        while '"id": 2' not in helper.stdout.readline():
+        while '"id":2' not in helper.stdout.readline():
             assert helper.poll() is None
         helper.stdin.close()
         assert helper.wait(DEADLINE_S) == 0

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from grn.errors import MachineError
 from grn.gpus.attribution import Attribution
-from grn.gpus.nvml_calls import GPU_IS_LOST, UNKNOWN_ERROR, CannotOpen, FoundGpu, Joined
-from grn.gpus.nvml_pipe import Figures, HelperLost, HelperSilent, Launched, LeftOut, Patience
+from grn.gpus.nvml_calls import GPU_IS_LOST, UNKNOWN_ERROR
+from grn.gpus.nvml_facts import CannotOpen, Figures, FoundGpu, Joined, LeftOut
+from grn.gpus.nvml_pipe import HelperLost, HelperSilent, Launched, Patience
 from grn.gpus.nvml_watch import NvmlWatch
 from grn.gpus.probe import Inventory, Placement
 from grn.model.gpu import (

@@ -1,7 +1,6 @@
 """Ask NVML one thing at a time; the quirks of drivers and of pynvml end here.
 
-Runs only inside the helper process, and knows nothing of pipes, deadlines or grn's own types. The
-parent process imports the values it declares.
+Runs only inside the helper process, and knows nothing of pipes, deadlines or grn's own types.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from itertools import combinations
 from types import ModuleType
 from typing import Any
 
+from grn.gpus.nvml_facts import Joined
 from grn.proc.processes import max_pids
 
 INSUFFICIENT_SIZE = 7
@@ -49,39 +49,6 @@ class DriverError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"NVML code {code}")
         self.code = code
-
-
-class CannotOpen(Exception):
-    """NVML as a whole cannot be used."""
-
-    def __init__(self, why: str, text: str, code: int = 0) -> None:
-        super().__init__(text)
-        self.why = why
-        self.text = text
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class FoundGpu:
-    """The fixed facts of one GPU or MIG slice; `index` is that of the card it is on."""
-
-    uuid: str
-    index: int
-    model: str
-    total_bytes: int
-    is_slice: bool
-    mode: int | None
-    has_accounting: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """Two GPUs near each other and their link: `nvlink`, `switch` or `socket`."""
-
-    one: str
-    other: str
-    by: str
-    lanes: int = 0
 
 
 class Nvml:

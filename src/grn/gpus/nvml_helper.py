@@ -15,11 +15,26 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TextIO
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from msgspec.structs import replace
 
 from grn.gpus import nvml_calls
-from grn.gpus.nvml_calls import CannotOpen, DriverError, FoundGpu, Nvml
+from grn.gpus.nvml_calls import DriverError, Nvml
+from grn.gpus.nvml_facts import (
+    AnswerEnd,
+    CannotOpen,
+    Entered,
+    Failed,
+    Figures,
+    FoundGpu,
+    LeftOut,
+    Line,
+    Peak,
+    Said,
+    encode,
+)
 
 MIN_LOAD_PCT = 5  # below it, no process of a GPU is busy
 
@@ -35,22 +50,22 @@ class DeviceSlot:
 class Answers:
     """The output to the parent. Every line carries the number of its request."""
 
-    def __init__(self, out: TextIO) -> None:
+    def __init__(self, out: BinaryIO) -> None:
         self._out = out
         self.request = 0
 
-    def say(self, kind: str, **facts: object) -> None:
+    def say(self, said: Said) -> None:
         """Write one line; it may stay in the buffer until the next flush."""
-        self._out.write(json.dumps({"id": self.request, "say": kind, **facts}) + "\n")
+        self._out.write(encode(Line(self.request, said)) + b"\n")
 
     def enter(self, index: int) -> None:
         """Report the next GPU to the parent, so that it knows where a hang is."""
-        self.say("at", index=index)
+        self.say(Entered(index))
         self._out.flush()
 
-    def finish(self, kind: str, **facts: object) -> None:
+    def finish(self, said: AnswerEnd | Failed) -> None:
         """Write the last line of an answer."""
-        self.say(kind, **facts)
+        self.say(said)
         self._out.flush()
 
 
@@ -76,7 +91,7 @@ class Session:
             self._links()
         else:
             raise ValueError(f"no such request: {asked!r}")
-        self._answers.finish("done")
+        self._answers.finish(AnswerEnd())
 
     def _open(self, skip: list[int]) -> None:
         self._nvml = nvml = load()
@@ -98,7 +113,7 @@ class Session:
             self._leave_out(nvml, index, error)
             return
         if slices == []:
-            self._answers.say("left-out", index=index, code=0, text="MIG is on but has no slices")
+            self._answers.say(LeftOut(index, 0, "MIG is on but has no slices"))
         for handle in [card] if slices is None else slices:
             try:
                 self._add(open_slot(nvml, handle, index, is_slice=slices is not None))
@@ -107,12 +122,11 @@ class Session:
 
     def _leave_out(self, nvml: Nvml, index: int, error: DriverError) -> None:
         text = "nonsense from the driver" if error.code < 0 else nvml.error_text(error.code)
-        self._answers.say("left-out", index=index, code=error.code, text=text)
+        self._answers.say(LeftOut(index, error.code, text))
 
     def _add(self, slot: DeviceSlot) -> None:
         self._slots[slot.facts.uuid] = slot
-        facts = asdict(slot.facts)
-        self._answers.say("found", total=facts.pop("total_bytes"), **facts)
+        self._answers.say(slot.facts)
 
     def _sample(self, uuids: list[str]) -> None:
         for uuid in uuids:
@@ -121,32 +135,32 @@ class Session:
                 self._answers.enter(slot.facts.index)
                 said = read(self._nvml, slot)
                 if is_shared_and_busy(said):
-                    said["loads"] = self._loads(self._nvml, slot)
-                self._answers.say("reading", uuid=uuid, **said)
+                    said = replace(said, loads=self._loads(self._nvml, slot))
+                self._answers.say(said)
 
-    def _loads(self, nvml: Nvml, slot: DeviceSlot) -> list[tuple[int, int]]:
+    def _loads(self, nvml: Nvml, slot: DeviceSlot) -> tuple[tuple[int, int], ...]:
         """Return the loads of processes; none where the driver does not tell them."""
         uuid = slot.facts.uuid
         try:
             before = self._loads_at.get(uuid, 0)
             found, self._loads_at[uuid] = nvml_calls.process_loads(nvml, slot.handle, before)
         except DriverError:
-            return []  # the GPU is gone: its next reading says so
-        return sorted(found.items())
+            return ()  # the GPU is gone: its next reading says so
+        return tuple(sorted(found.items()))
 
     def _peaks(self, pids: list[int]) -> None:
         for slot in self._slots.values():
             if slot.facts.has_accounting and self._nvml is not None:
                 self._answers.enter(slot.facts.index)
                 for pid, peak_bytes in nvml_calls.peaks(self._nvml, slot.handle, pids):
-                    self._answers.say("peak", uuid=slot.facts.uuid, pid=pid, peak=peak_bytes)
+                    self._answers.say(Peak(slot.facts.uuid, pid, peak_bytes))
 
     def _links(self) -> None:
         slots = self._slots.items()
         cards = {uuid: slot.handle for uuid, slot in slots if not slot.facts.is_slice}
         if self._nvml is not None:
             for pair in nvml_calls.joined(self._nvml, cards):
-                self._answers.say("joined", **asdict(pair))
+                self._answers.say(pair)
 
 
 def load() -> Nvml:
@@ -176,7 +190,7 @@ def open_slot(nvml: Nvml, handle: object, index: int, *, is_slice: bool) -> Devi
     return DeviceSlot(facts, handle)
 
 
-def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
+def read(nvml: Nvml, slot: DeviceSlot) -> Figures:
     """Read one GPU once: its figures, or the code of the error."""
     try:
         memory = nvml_calls.memory(nvml, slot.handle)
@@ -188,20 +202,16 @@ def read(nvml: Nvml, slot: DeviceSlot) -> dict[str, object]:
         power = None if slot.facts.is_slice else nvml_calls.power_w(nvml, slot.handle)
         clock = None if slot.facts.is_slice else nvml_calls.clock_mhz(nvml, slot.handle)
     except DriverError as error:
-        return {"code": error.code}
-    listed = None if uses is None else sorted(uses.items())
-    return {
-        "code": 0, "free": memory.free_bytes, "load": load, "mode": mode, "uses": listed,
-        "temperature": heat, "power": power, "clock": clock,
-    }  # fmt: skip
+        return Figures(slot.facts.uuid, error.code)
+    return Figures(
+        slot.facts.uuid, 0, memory.free_bytes, load, mode, tuple(sorted((uses or {}).items())),
+        uses is not None, heat, power, clock,
+    )  # fmt: skip
 
 
-def is_shared_and_busy(said: Mapping[str, object]) -> bool:
+def is_shared_and_busy(said: Figures) -> bool:
     """True when the load of a GPU does not tell how busy each of its processes is."""
-    load, uses = said.get("load"), said.get("uses")
-    return (
-        isinstance(load, int) and load >= MIN_LOAD_PCT and isinstance(uses, list) and len(uses) > 1
-    )
+    return (said.load_pct or 0) >= MIN_LOAD_PCT and len(said.uses) > 1
 
 
 def _numbers(value: object) -> list[int]:
@@ -219,9 +229,9 @@ def _listen(requests: queue.SimpleQueue[str]) -> None:
     os._exit(0)  # no shutdown of NVML: it crashes while another thread is inside a call
 
 
-def _private_output() -> TextIO:
+def _private_output() -> BinaryIO:
     """Keep the pipe to the parent private: output of libraries is dropped."""
-    out = os.fdopen(os.dup(1), "w", encoding="ascii")
+    out = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.close(nowhere)
@@ -241,12 +251,12 @@ def main() -> None:
         try:
             session.serve(request)
         except CannotOpen as error:
-            answers.finish("failed", why=error.why, code=error.code, text=error.text)
+            answers.finish(Failed(error.why, error.text, error.code))
         except BrokenPipeError:
             os._exit(0)
         except Exception:
             # One request failed; the parent gets the error and starts a new helper.
-            answers.finish("failed", why="bug", code=0, text=traceback.format_exc())
+            answers.finish(Failed("bug", traceback.format_exc()))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,25 @@ import json
 import os
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from grn.gpus.nvml_calls import CannotOpen, FoundGpu, Joined
+import msgspec
+
+from grn.gpus.nvml_facts import (
+    AnswerEnd,
+    CannotOpen,
+    Entered,
+    Fact,
+    Failed,
+    Figures,
+    FoundGpu,
+    LeftOut,
+    Line,
+    decode,
+)
 from grn.proc.spawn import own_module
 
 _COMMAND = own_module("grn.gpus.nvml_helper")
@@ -43,45 +56,6 @@ class HelperSilent(HelperLost):
 
 class HelperGone(HelperLost):
     """The helper ended, or its output is invalid."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A GPU that the driver counts but does not open."""
-
-    index: int
-    code: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The driver's figures of one GPU; `code` is not 0 where it returned an error."""
-
-    uuid: str
-    code: int
-    free_bytes: int | None = None
-    load_pct: float | None = None
-    mode: int | None = None
-    uses: tuple[tuple[int, int | None], ...] = ()
-    lists_processes: bool = True
-    temperature_c: int | None = None
-    power_w: int | None = None
-    clock_mhz: int | None = None
-    loads: tuple[tuple[int, int], ...] = ()  # of processes: pid, percent
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The exact peak of one process on one GPU."""
-
-    uuid: str
-    pid: int
-    peak_bytes: int
-
-
-Fact = FoundGpu | LeftOut | Figures | Peak | Joined
-Line = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,39 +99,26 @@ class Helper:
         stdin.write(json.dumps({"id": self._last_request, **request}).encode() + b"\n")
         while True:
             line = await self._next_line(silence_s, until)
-            try:
-                fact = self._take(line)
-            except (KeyError, TypeError, ValueError) as error:
-                raise HelperGone(self, f"it talks nonsense: {error!r}") from error
-            if line.get("id") != self._last_request:
+            said = line.said
+            self.inside = said.index if isinstance(said, Entered) else self.inside
+            if isinstance(said, (AnswerEnd, Failed)):
+                self.inside = None
+            if line.id != self._last_request:
                 continue  # the rest of an abandoned answer
-            if isinstance(fact, CannotOpen):
-                raise fact
-            if line["say"] == "done":
+            if isinstance(said, Failed):
+                raise CannotOpen(said.why, said.text, said.code)
+            if isinstance(said, AnswerEnd):
                 return
-            if fact is not None:
-                yield fact
-
-    def _take(self, line: Line) -> Fact | CannotOpen | None:
-        """Turn a line into a value, and remember where the helper is."""
-        said = str(line["say"])
-        if said in _FACTS:
-            return _FACTS[said](line)
-        self.inside = _whole(line["index"]) if said == "at" else None
-        if said == "failed":
-            return CannotOpen(str(line["why"]), str(line["text"]), _whole(line["code"]))
-        return None
+            if not isinstance(said, Entered):
+                yield said
 
     async def _next_line(self, silence_s: float, until: float | None) -> Line:
         while not self._lines:
             await self._receive(silence_s, until)
         try:
-            line = json.loads(self._lines.popleft())
-        except ValueError as error:
-            raise HelperGone(self, str(error)) from error
-        if not isinstance(line, dict):
-            raise HelperGone(self, f"it talks nonsense: {line!r}")
-        return line
+            return decode(self._lines.popleft())
+        except msgspec.DecodeError as error:
+            raise HelperGone(self, f"it talks nonsense: {error}") from error
 
     async def _receive(self, silence_s: float, until: float | None) -> None:
         """Wait for the next bytes: a deadline for each line would cost more than the lines."""
@@ -260,71 +221,3 @@ async def read(helper: Helper, uuids: Sequence[str], silence_s: float) -> list[F
     """Read these GPUs once."""
     answer = helper.ask({"do": "sample", "uuids": [*uuids]}, silence_s)
     return [fact async for fact in answer if isinstance(fact, Figures)]
-
-
-def _found(line: Line) -> FoundGpu:
-    return FoundGpu(
-        uuid=str(line["uuid"]),
-        index=_whole(line["index"]),
-        model=str(line["model"]),
-        total_bytes=_whole(line["total"]),
-        is_slice=bool(line["is_slice"]),
-        mode=_whole_or_none(line["mode"]),
-        has_accounting=bool(line["has_accounting"]),
-    )
-
-
-def _left_out(line: Line) -> LeftOut:
-    return LeftOut(_whole(line["index"]), _whole(line["code"]), str(line["text"]))
-
-
-def _figures(line: Line) -> Figures:
-    code = _whole(line["code"])
-    if code:
-        return Figures(str(line["uuid"]), code)
-    return Figures(
-        uuid=str(line["uuid"]),
-        code=0,
-        free_bytes=_whole(line["free"]),
-        load_pct=None if line["load"] is None else float(_whole(line["load"])),
-        mode=_whole_or_none(line["mode"]),
-        uses=tuple(
-            (_whole(pid), _whole_or_none(used))
-            for pid, used in cast("list[list[object]]", line["uses"] or [])
-        ),
-        lists_processes=line["uses"] is not None,
-        temperature_c=_whole_or_none(line["temperature"]),
-        power_w=_whole_or_none(line["power"]),
-        clock_mhz=_whole_or_none(line["clock"]),
-        loads=tuple(
-            (_whole(pid), _whole(load))
-            for pid, load in cast("list[list[object]]", line.get("loads") or [])
-        ),
-    )
-
-
-def _peak(line: Line) -> Peak:
-    return Peak(str(line["uuid"]), _whole(line["pid"]), _whole(line["peak"]))
-
-
-def _joined(line: Line) -> Joined:
-    return Joined(str(line["one"]), str(line["other"]), str(line["by"]), _whole(line["lanes"]))
-
-
-def _whole(value: object) -> int:
-    if not isinstance(value, int):
-        raise TypeError(f"{value!r} is not a whole number")
-    return value
-
-
-def _whole_or_none(value: object) -> int | None:
-    return None if value is None else _whole(value)
-
-
-_FACTS: dict[str, Callable[[Line], Fact]] = {
-    "found": _found,
-    "left-out": _left_out,
-    "reading": _figures,
-    "peak": _peak,
-    "joined": _joined,
-}

@@ -10,16 +10,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from grn.gpus.nvml_calls import CannotOpen, Joined
+from grn.gpus.nvml_facts import CannotOpen, Figures, Joined, Peak
 from grn.gpus.nvml_pipe import (
-    Figures,
     Helper,
     HelperLate,
     HelperLost,
     HelperSilent,
     Launched,
     Patience,
-    Peak,
     launch,
 )
 
