@@ -27,7 +27,8 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "sweep": "__init__ grid space condition values template",
     "batch": "__init__ file",
     "cli": "__init__ output.__init__ output.render output.style output.table output.job_text "
-    "output.html output.metrics report.__init__ report.usage report.replay_charts "
+    "output.ps_text output.html output.metrics report.__init__ report.usage "
+    "report.replay_charts "
     "top.__init__ top.rows top.board top.draw top.state top.screen top.detail",
     "proc": "__init__ tree",
     "gpus": "__init__ probe",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grn.cli.output import idle_text, render
+from grn.cli.output import idle_text, ps_text, render
+from grn.cli.output.ps_text import MachineRows
 from grn.cli.output.style import plain
 from grn.model.units import GiB, MiB
 from grn.protocol.negotiator_rows import (
@@ -217,7 +218,7 @@ def test_gpus_in_ascii_are_ascii() -> None:
 
 def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
     header, running, waiting = plain(
-        render.ps([a_lease_row(), a_waiting_row()], name_of)
+        ps_text.ps([MachineRows("local", [a_lease_row(), a_waiting_row()])], name_of)
     ).splitlines()
 
     assert header.split()[0] == "ID"
@@ -240,14 +241,14 @@ def test_what_runs_and_what_waits_is_listed_with_its_reason() -> None:
     ],
 )
 def test_what_is_special_about_a_lease_is_seen(changes: Row, text: str) -> None:
-    assert text in plain(render.ps([a_lease_row(**changes)], name_of))
+    assert text in plain(ps_text.ps([MachineRows("local", [a_lease_row(**changes)])], name_of))
 
 
 def test_who_is_idle_is_seen_in_all_lists() -> None:
     stranger = {"pid": 9, "user": 1000, "used_bytes": GiB, "idle_for_s": 60.0}
     gpu = a_gpu_row(idle_leases=["264f3432"], idle_strangers=[stranger])
     lease = a_lease_row(idle_for_s=1830.0)
-    _, row, other = plain(render.ps([lease], name_of, gpus=[gpu])).splitlines()
+    _, row, other = plain(ps_text.ps([MachineRows("local", [lease], [gpu])], name_of)).splitlines()
 
     assert "idle" in row.split()
     assert "has used less than 5% of GPU 0, 2 for 30m30s" in row
@@ -269,7 +270,9 @@ def test_the_list_of_idle_ones_has_the_longest_first() -> None:
 
 
 def test_when_there_is_nothing_that_is_said() -> None:
-    assert plain(render.ps([], name_of)) == "nothing runs and nothing waits"
+    assert (
+        plain(ps_text.ps([MachineRows("local", [])], name_of)) == "nothing runs and nothing waits"
+    )
     assert "run a job first" in plain(render.profiles([]))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 
 import pytest
 
 from grn.client.state_mirror import StateMirror
-from tests.harness import wait_for
+from tests.harness import GRN, wait_for
 from tests.queue.daemon import being_here
 from tests.sites.nodes import SITE, Home, a_home
 
@@ -102,6 +103,32 @@ def test_nodes_are_in_the_picture_of_whoever_looks(home: Home) -> None:
     assert "gpu2:0" in _report(home)
     home.gate("seen").open()
     home.ended(job)
+
+
+def test_idle_leases_and_bookings_of_nodes_are_listed_with_those_of_this_machine() -> None:
+    with a_home("gpu2") as home:
+        home.story.env |= {
+            "GRN_IDLE_LIMIT_S": "1",
+            "GRN_IDLE_AFTER_S": "0",
+            "GRN_IDLE_RULE": "show",
+        }
+        here = home.sh("sleep 600", "--at", "local")
+        home.in_state(here, "running")
+        home.fine("book", "--from", "now+2h", "--for", "1h")
+        book = f"{shlex.join(GRN)} book --from now+1h --for 1h"
+        there = home.sh(f"{book}; exec sleep 600", "--at", "gpu2")
+        wait_for(lambda: len(home.json("idle")["idle"]) == 2, lambda: home.json("idle"))
+
+        assert sorted(row["where"] for row in home.json("idle")["idle"]) == ["", "gpu2"]
+        assert sorted(column(home.fine("idle"), "WHERE")) == ["gpu2", "local"]
+        assert [row["where"] for row in home.json("book", "ls")["bookings"]] == ["gpu2", ""]
+        assert column(home.fine("book", "ls"), "WHERE") == ["gpu2", "local"]
+        rows = {line.split()[0]: line.split() for line in home.fine("ps").splitlines()[1:]}
+        assert rows[str(here)][4] == "local"
+        assert rows[str(there)][4] == "gpu2"
+        (node,) = home.json("ps")["nodes"]
+        assert len(node["leases"]) == len(node["bookings"]) == 1
+        home.cancel_all()
 
 
 def _report(home: Home) -> str:

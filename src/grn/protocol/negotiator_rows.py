@@ -107,6 +107,7 @@ class IdleRow(Record):
     lease: str | None = None
     label: str = ""
     type: str = ""
+    where: str = ""  # the node of a site; empty for this machine
 
 
 class WaitingRow(Record):
@@ -272,6 +273,7 @@ class BookingRow(Record):
     until_at: float
     state: str  # "ahead" or "active"
     used: bool = False
+    where: str = ""  # the node of a site; empty for this machine
 
 
 class NegotiatorFacts(Record):

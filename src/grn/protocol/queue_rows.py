@@ -6,7 +6,7 @@ Standard library only: clients import it.
 from __future__ import annotations
 
 from grn.model.record import Record
-from grn.protocol.negotiator_rows import GpuRow, LeaseRow
+from grn.protocol.negotiator_rows import BookingRow, GpuRow, LeaseRow, WaitingRow
 
 
 class AttemptRow(Record):
@@ -153,6 +153,8 @@ class NodeRow(Record):
     trouble: str = ""
     gpus: tuple[GpuRow, ...] = ()  # while it is up
     leases: tuple[LeaseRow, ...] = ()
+    requests: tuple[WaitingRow, ...] = ()  # of all its users
+    bookings: tuple[BookingRow, ...] = ()
 
     @property
     def key(self) -> str:

@@ -6,6 +6,7 @@ Translates between jobs and keys; the engine chooses which jobs request a lease.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from grn.protocol.lease_messages import (
     Waiting,
     YieldWanted,
 )
-from grn.protocol.negotiator_rows import GpuRow, HostRow, LeaseRow
+from grn.protocol.negotiator_rows import BookingRow, GpuRow, HostRow, LeaseRow, WaitingRow
 from grn.protocol.rows import BadRow, read_all
 from grn.queue.events import AskLease
 from grn.queue.jobs.job import Settlement
@@ -95,6 +96,8 @@ class Leases(asyncio.Protocol):
         self._answers: dict[int, Callable[[dict[str, Any]], None]] = {}  # by number of a question
         self.gpus: list[GpuRow] = []  # as of the last look
         self.leases: list[LeaseRow] = []
+        self.waiting: list[WaitingRow] = []
+        self.bookings: list[BookingRow] = []
         self._look_asked = 0  # number of the question of a look
         self._looked_at = 0.0
         self._when_seen: list[Callable[[], None]] = []  # wait for the answer of a look
@@ -154,7 +157,7 @@ class Leases(asyncio.Protocol):
             asyncio.get_running_loop().call_later(REASONS_S, self._refreshed, then)
 
     def look(self, then: Callable[[], None]) -> None:
-        """Ask for the GPUs and leases unless they are fresh, then call `then`; after a timeout too.
+        """Ask what is there unless it is fresh, then call `then`; after a timeout too.
 
         Only of use while someone looks: nothing is decided by the answer.
         """
@@ -163,6 +166,7 @@ class Leases(asyncio.Protocol):
             return
         self._when_seen.append(then)
         if len(self._when_seen) == 1:
+            self.tell({"op": "bookings"}, self._take_bookings)
             self._look_asked = self._conversation.ask({"op": "status"})
             self._send()
             asyncio.get_running_loop().call_later(REASONS_S, self._seen, then)
@@ -244,6 +248,7 @@ class Leases(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.gpu_bytes, self.gpu_facts, self.gpus, self.leases = [], [], [], []
+        self.waiting, self.bookings = [], []
         self._looked_at = 0.0
         self._seen()
         settling, self._settling = self._settling, {}
@@ -314,10 +319,15 @@ class Leases(asyncio.Protocol):
         try:
             self.gpus = read_all(GpuRow, status["gpus"])
             self.leases = read_all(LeaseRow, status["leases"][:MAX_LEASES_SEEN])
+            self.waiting = read_all(WaitingRow, status["waiting"][:MAX_LEASES_SEEN])
         except (BadRow, LookupError, TypeError):  # of another version: its GPUs are not shown
-            self.gpus, self.leases = [], []
+            self.gpus, self.leases, self.waiting = [], [], []
         self._looked_at = time.monotonic()
         self._seen()
+
+    def _take_bookings(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BadRow, LookupError, TypeError):  # of another version
+            self.bookings = read_all(BookingRow, message["bookings"][:MAX_LEASES_SEEN])
 
     def _seen(self, first: Callable[[], None] | None = None) -> None:
         """Call all that wait for a look; after the timeout only if `first` still waits."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from grn.cli.commands import machine
 from grn.cli.help import flag, group
 from grn.cli.options import NEEDS, click_options, gpu_count, json_flag
 from grn.cli.output import render
@@ -60,11 +61,18 @@ def book(
 @book.command("ls")
 @json_flag
 def book_ls(as_json: bool) -> int:
-    """List the bookings of all users, the first to begin first."""
-    rows = ask_once({"op": "bookings"})["bookings"]
+    """List the bookings of all users, here and on nodes of sites; the first to begin first."""
+    nodes = machine.nodes_of_sites()
+    said = machine.status_with(nodes, lambda: ask_once({"op": "bookings"}))
+    rows = [{**row, "where": ""} for row in said.get("bookings", ())]
+    for node in nodes or ():
+        rows += [{**row, "where": node["node"]} for row in node["bookings"]]
+    rows.sort(key=lambda row: row["from_at"])
     if as_json:
         return print_json({"schema": 1, "bookings": rows})
-    echo(render.bookings(read_all(BookingRow, rows), user_name, time.time(), width()))
+    found = read_all(BookingRow, rows)
+    shown = render.bookings(found, user_name, time.time(), width(), has_sites=nodes is not None)
+    echo(shown)
     return 0
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from grn.cli.commands.daemon import STOP_S
 from grn.cli.help import command
-from grn.cli.output import render
+from grn.cli.output import ps_text, render
 from grn.cli.output.style import paint
 from grn.cli.output.table import table
 from grn.client import negotiator
@@ -152,7 +152,9 @@ def _watch(demo: Demo, console: Console, deadline: float) -> None:
 def _picture(demo: Demo, status: Status, width: int) -> Group:
     counts = f"{len(demo.results)} done, {len(status.leases)} running, "
     counts += f"{len(status.waiting)} waiting"
-    jobs = render.ps([*status.leases, *status.waiting], user_name, width)
+    jobs = ps_text.ps(
+        [ps_text.MachineRows("local", [*status.leases, *status.waiting])], user_name, width
+    )
     return Group(
         Text.from_ansi(render.gpus(status.gpus, width)),
         Text(""),

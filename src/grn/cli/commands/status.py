@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from grn.cli import options
+from grn.cli.commands import machine
 from grn.cli.help import command, flag, group
 from grn.cli.options import json_flag
 from grn.cli.output import idle_text, job_text, render
@@ -21,7 +22,7 @@ from grn.model.text import harmless
 from grn.model.units import parse_memory, parse_time, show_expected
 from grn.paths import user_name
 from grn.protocol.negotiator_rows import AuditRow, ProfileRow, Status, When, lease_or_request
-from grn.protocol.queue_rows import JobRow
+from grn.protocol.queue_rows import JobRow, NodeRow
 from grn.protocol.rows import as_json as as_row
 from grn.protocol.rows import read, read_all
 
@@ -98,14 +99,15 @@ def shares(as_json: bool) -> int:
 @command("idle")
 @json_flag
 def idle(as_json: bool) -> int:
-    """Show who holds memory of a GPU and does not use it, and since when."""
-    status = negotiator.status()
+    """Show who holds memory of a GPU and does not use it, here and on nodes of sites."""
+    nodes = machine.nodes_of_sites()
+    status = machine.status_with(nodes, negotiator.status)
     found = read(Status, status)
-    rows = idle_text.idle_rows(found.gpus, found.leases)
+    rows = idle_text.idle_rows(found.gpus, found.leases, read_all(NodeRow, nodes or ()))
     if as_json:
         shown = [as_row(row) for row in rows]
         return print_json({"schema": 1, "version": status["version"], "idle": shown})
-    echo(idle_text.idle(rows, user_name, width()))
+    echo(idle_text.idle(rows, user_name, width(), has_sites=nodes is not None))
     return 0
 
 

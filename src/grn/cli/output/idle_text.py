@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from grn.cli.output.table import table
+from grn.model.text import harmless
 from grn.model.units import show_size, show_time
 from grn.protocol.negotiator_rows import GpuRow, IdleRow, LeaseRow
+from grn.protocol.queue_rows import NodeRow
 
 
-def idle_rows(gpus: Iterable[GpuRow], leases: Iterable[LeaseRow]) -> list[IdleRow]:
-    """Return all that is idle, the longest first."""
-    found = [
+def idle_rows(
+    gpus: Iterable[GpuRow], leases: Iterable[LeaseRow], nodes: Sequence[NodeRow] = ()
+) -> list[IdleRow]:
+    """Return all that is idle here and on nodes, the longest first."""
+    found = [*_idle_at("", gpus, leases)]
+    for node in nodes:
+        found += _idle_at(node.node, node.gpus, node.leases)
+    return sorted(found, key=lambda row: -row.idle_for_s)
+
+
+def _idle_at(where: str, gpus: Iterable[GpuRow], leases: Iterable[LeaseRow]) -> Iterator[IdleRow]:
+    yield from (
         IdleRow(
             row.idle_for_s, row.gpus, held_bytes(row), row.user, row.pid, row.id, row.label,
-            row.type,
+            row.type, where,
         )
         for row in leases
         if row.idle_for_s is not None
-    ]  # fmt: skip
-    found += [
-        IdleRow(one.idle_for_s or 0.0, (gpu.index,), one.used_bytes, one.user, one.pid)
+    )  # fmt: skip
+    yield from (
+        IdleRow(one.idle_for_s or 0.0, (gpu.index,), one.used_bytes, one.user, one.pid, where=where)
         for gpu in gpus
         for one in gpu.idle_strangers
-    ]
-    return sorted(found, key=lambda row: -row.idle_for_s)
+    )
 
 
 def held_bytes(row: LeaseRow) -> int:
@@ -32,15 +42,22 @@ def held_bytes(row: LeaseRow) -> int:
     return max(row.reserved_bytes, row.used_bytes or 0) * len(row.gpus)
 
 
-def idle(rows: Sequence[IdleRow], user_name: Callable[[int], str], width: int = 0) -> str:
-    """List who holds how much of which GPUs unused, and since when."""
+def idle(
+    rows: Sequence[IdleRow], user_name: Callable[[int], str], width: int = 0, *,
+    has_sites: bool = False,
+) -> str:  # fmt: skip
+    """List who holds how much of which GPUs unused, and since when.
+
+    Users of nodes are shown by their numbers, which belong to other machines.
+    """
     if not rows:
         return "nothing that holds a GPU is idle"
     lines = [
         (
-            "?" if row.user is None else user_name(row.user),
+            "?" if row.user is None else str(row.user) if row.where else user_name(row.user),
             str(row.pid or "?"),
             row.lease or "no lease",
+            *([harmless(row.where) or "local"] if has_sites else []),
             ",".join(map(str, row.gpus)),
             show_size(row.held_bytes),
             show_time(row.idle_for_s),
@@ -48,7 +65,8 @@ def idle(rows: Sequence[IdleRow], user_name: Callable[[int], str], width: int = 
         )
         for row in rows
     ]
-    headers = ("USER", "PID", "LEASE", "GPU", "HOLDS", "IDLE", "TYPE")
+    where = ["WHERE"] if has_sites else []
+    headers = ("USER", "PID", "LEASE", *where, "GPU", "HOLDS", "IDLE", "TYPE")
     return table(headers, lines, width, elastic=("TYPE",), spare=("PID",))
 
 

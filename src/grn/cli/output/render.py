@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from grn.cli.output.job_text import shown_name
+from grn.cli.output.ps_text import idle_text
 from grn.cli.output.style import paint, plain, state_style
 from grn.cli.output.table import labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
@@ -18,10 +18,9 @@ from grn.protocol.negotiator_rows import (
     ProfileRow,
     RunRow,
     ShareRow,
-    StrangerRow,
     WaitingRow,
 )
-from grn.protocol.queue_rows import JobRow, NodeRow
+from grn.protocol.queue_rows import NodeRow
 
 UserName = Callable[[int], str]
 
@@ -113,22 +112,6 @@ def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
     return sets
 
 
-def ps(
-    found: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0,
-    jobs: Mapping[str, JobRow] | None = None, gpus: Sequence[GpuRow] = (),
-) -> str:  # fmt: skip
-    """List what runs and what waits, with reasons; jobs of one's queue by their ids and names.
-
-    Idle processes without a lease follow.
-    """
-    rows = [_job_row(row, user_name, (jobs or {}).get(row.id)) for row in found]
-    rows += [_stranger_row(one, gpu, user_name) for gpu in gpus for one in gpu.idle_strangers]
-    if not rows:
-        return "nothing runs and nothing waits"
-    headers = ("ID", "STATE", "USER", "PID", "GPU", "USED/RESERVED", "FOR", "TYPE", "WHY")
-    return table(headers, rows, width, elastic=("TYPE", "WHY"), spare=("PID", "USED/RESERVED"))
-
-
 def why(rows: Sequence[LeaseRow | WaitingRow], user_name: UserName) -> str:
     """Explain each of the jobs meant."""
     return "\n".join(_explained(row, user_name) for row in rows)
@@ -153,14 +136,18 @@ def shares(rows: Sequence[ShareRow], user_name: UserName, width: int = 0) -> str
     return table(("USER", "WEIGHT", "GPU HOURS", "SHARE", "GPUS NOW", "WAITS"), lines, width)
 
 
-def bookings(rows: Sequence[BookingRow], user_name: UserName, now: float, width: int = 0) -> str:
-    """List bookings."""
+def bookings(
+    rows: Sequence[BookingRow], user_name: UserName, now: float, width: int = 0, *,
+    has_sites: bool = False,
+) -> str:  # fmt: skip
+    """List bookings; a node itself names the users of its own."""
     if not rows:
         return "nothing is booked"
     lines = [
         (
             str(row.id),
-            user_name(row.user),
+            harmless(row.user_name) if row.where else user_name(row.user),
+            *([harmless(row.where) or "local"] if has_sites else []),
             str(row.gpus_asked),
             ", ".join(map(str, row.gpus)),
             show_moment(row.from_at, now),
@@ -170,7 +157,8 @@ def bookings(rows: Sequence[BookingRow], user_name: UserName, now: float, width:
         )
         for row in rows
     ]
-    headers = ("ID", "USER", "GPUS", "WHICH", "BEGINS", "ENDS", "LASTS", "STATE")
+    where = ["WHERE"] if has_sites else []
+    headers = ("ID", "USER", *where, "GPUS", "WHICH", "BEGINS", "ENDS", "LASTS", "STATE")
     return table(headers, lines, width, spare=("LASTS", "WHICH"))
 
 
@@ -324,41 +312,6 @@ def _gpu_row(gpu: GpuRow, size: int, is_ascii: bool) -> tuple[str, ...]:
 def _job_count(gpu: GpuRow) -> str:
     idle = len(gpu.idle_leases) + len(gpu.idle_strangers)
     return f"{len(gpu.leases)} ({idle} idle)" if idle else str(len(gpu.leases))
-
-
-def _job_row(
-    row: LeaseRow | WaitingRow, user_name: UserName, job: JobRow | None
-) -> tuple[str, ...]:
-    if isinstance(row, WaitingRow):
-        state, places, memory, why = row.state, f"({row.gpus_asked})", "", row.why
-    else:
-        state = (
-            "first run" if row.first_run else "idle" if row.idle_for_s is not None else row.state
-        )
-        places = ",".join(map(str, row.gpus))
-        memory = f"{show_size(row.used_bytes)}/{show_size(row.reserved_bytes)}"
-        why = row.why if row.state == "draining" else idle_text(row)
-    user, pid = user_name(row.user), str(row.pid or "?")
-    shown = (row.id, row.label) if job is None else (str(job.id), shown_name(job) or row.label)
-    return (shown[0], state, user, pid, places, memory, show_time(row.for_s), shown[1], why)
-
-
-def _stranger_row(row: StrangerRow, gpu: GpuRow, user_name: UserName) -> tuple[str, ...]:
-    user = "?" if row.user is None else user_name(row.user)
-    why = f"no lease; {_idle_on(str(gpu.index), row.idle_for_s)}"
-    used = f"{show_size(row.used_bytes)}/"
-    return ("-", "idle", user, str(row.pid), str(gpu.index), used, "", "", why)
-
-
-def _idle_on(gpus: str, idle_for_s: float | None) -> str:
-    return f"has used less than 5% of GPU {gpus} for {show_time(idle_for_s)}"
-
-
-def idle_text(row: LeaseRow) -> str:
-    """Say for how long a lease is idle; empty when it is not."""
-    if row.idle_for_s is None:
-        return ""
-    return _idle_on(", ".join(map(str, row.gpus)), row.idle_for_s)
 
 
 def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:

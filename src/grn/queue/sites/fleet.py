@@ -37,6 +37,7 @@ RESTART_S = 5.0
 MAX_LINE = 1 << 20
 MAX_SHOWN_SKEW_S = 60.0
 MEMORY_VERSION = 1
+_SEEN = ("gpus", "leases", "requests", "bookings")  # by the negotiator of a node
 USUAL_FRESH_S, UNKNOWN_FRESH_S, MAX_TYPES = 60.0, 1.0, 10_000
 
 
@@ -185,21 +186,15 @@ class Fleet:
                 "trouble": self._trouble(node),
                 "gpus": [as_json(gpu) for gpu in node.leases.gpus],
                 "leases": [as_json(lease) for lease in node.leases.leases],
+                "requests": [as_json(request) for request in node.leases.waiting],
+                "bookings": [as_json(booking) for booking in node.leases.bookings],
             }
             for node in self._router.nodes.values()
         ]  # fmt: skip
         for name, adapter in self._adapters.items():
-            for pilot, state in adapter.pending.items():
-                rows.append({
-                    "site": name, "node": pilot, "state": state, "gpu_bytes": [], "jobs": 0,
-                    "waiting": 0, "heard_at": None, "trouble": "", "gpus": [], "leases": [],
-                })  # fmt: skip
+            rows += [_row(name, pilot, state) for pilot, state in adapter.pending.items()]
             if adapter.trouble or not (adapter.nodes or adapter.pending):
-                rows.append({
-                    "site": name, "node": "-", "state": "no pilot", "gpu_bytes": [], "jobs": 0,
-                    "waiting": 0, "heard_at": None, "trouble": adapter.trouble, "gpus": [],
-                    "leases": [],
-                })  # fmt: skip
+                rows.append(_row(name, "-", "no pilot", adapter.trouble))
         return rows
 
     def _trouble(self, node: Node) -> str:
@@ -214,6 +209,15 @@ class Fleet:
         """End the adapters; pilots and attempts continue."""
         for adapter in (*self._adapters.values(), *self._leaving.values()):
             adapter.close()
+
+
+def _row(site: str, node: str, state: str, trouble: str = "") -> dict[str, Any]:
+    """Return the row of a pilot that does not run, or of a site without any."""
+    nothing: dict[str, Any] = {name: [] for name in ("gpu_bytes", *_SEEN)}
+    return {
+        "site": site, "node": node, "state": state, "jobs": 0, "waiting": 0, "heard_at": None,
+        "trouble": trouble, **nothing,
+    }  # fmt: skip
 
 
 def _private(path: str, flags: int) -> int:
