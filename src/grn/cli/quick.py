@@ -26,6 +26,7 @@ from grn.cli.options import (
     rows,
 )
 from grn.model import MAX_RETRIES
+from grn.model.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,18 +36,13 @@ if TYPE_CHECKING:
 _WHAT = "What to run"
 
 
-class QuickCommand:
+class QuickCommand(Record):
     """A command: where its code is, its options and its help."""
 
-    __slots__ = ("has_command", "help", "options", "target")
-
-    def __init__(
-        self, target: str, help: str, options: Sequence[Opt], *, has_command: bool = False
-    ) -> None:
-        self.target = target
-        self.help = help
-        self.options = options
-        self.has_command = has_command
+    target: str
+    help: str
+    options: Sequence[Opt]
+    has_command: bool = False
 
     def function(self) -> Callable[..., int]:
         """Load its code."""

@@ -11,12 +11,12 @@ import functools
 import os
 import shutil
 
+from grn.model.record import Record
 from grn.proc import host, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Final
 
 ROOT = "/sys/fs/cgroup"
 _OWN = "/proc/self/cgroup"
@@ -29,13 +29,12 @@ _JOIN = 'echo 0 > "$0" 2>/dev/null; exec "$@"'
 _SHOW_LIMIT = 'cat "$0$(sed -n s/^0:://p /proc/self/cgroup)/memory.max"'
 
 
-class MemoryLimit:
+class MemoryLimit(Record):
     """How the memory of jobs is limited on this machine, or why it is not."""
 
-    def __init__(self, folder: str = "", manager: tuple[str, ...] = (), why: str = "") -> None:
-        self.folder: Final = folder  # groups of jobs are made here
-        self.manager: Final = manager  # the command that starts another in a scope
-        self.why_not: Final = why
+    folder: str = ""  # groups of jobs are made here
+    manager: tuple[str, ...] = ()  # the command that starts another in a scope
+    why_not: str = ""
 
     def describe(self) -> str:
         """Say in a few words how a stated size is held."""
@@ -105,7 +104,7 @@ def here() -> MemoryLimit:
 def find(environment: Mapping[str, str], root: str = ROOT, own: str = _OWN) -> MemoryLimit:
     """Look which way of limiting memory works."""
     if _own_group(root, own) is None:
-        return MemoryLimit(why="control groups are of version 1 here; it takes version 2")
+        return MemoryLimit(why_not="control groups are of version 1 here; it takes version 2")
     folder = _folder_of_groups(root, own)
     if folder:
         return MemoryLimit(folder)
@@ -113,7 +112,9 @@ def find(environment: Mapping[str, str], root: str = ROOT, own: str = _OWN) -> M
     if manager and _holds(manager, root):
         return MemoryLimit(manager=manager)
     systemd = "systemd gives this user no scopes with a limit" if manager else "there is no systemd"
-    return MemoryLimit(why=f"this control group has no memory controller of its own, and {systemd}")
+    return MemoryLimit(
+        why_not=f"this control group has no memory controller of its own, and {systemd}"
+    )
 
 
 def remove(name: str) -> None:

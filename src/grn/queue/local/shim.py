@@ -23,6 +23,7 @@ from grn.client.leasing import frameworks, gpu_environment, torch_cap
 from grn.client.logs import SEPARATE_STDERR
 from grn.client.negotiator import connect
 from grn.errors import GrnError
+from grn.model.record import Record
 from grn.proc import processes, spawn, terminate
 from grn.protocol.lease import bind_message
 from grn.queue.local import attempt_files, output_log
@@ -43,20 +44,17 @@ PIPE_READS = 16  # enough to empty the largest pipe
 _SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
-class StartedCommand:
+class StartedCommand(Record):
     """A running command and its output pipes.
 
     One pipe for both streams, since two could not keep their order; two if standard error is to
     be kept apart; none if it has its own log.
     """
 
-    def __init__(
-        self, pid: int, pipes: tuple[int, ...], log_start: int = 0, is_capped: bool = False
-    ) -> None:
-        self.pid = pid
-        self.is_capped = is_capped  # its framework was told how much GPU memory it may take
-        self.pipes = pipes
-        self.log_start = log_start  # how long its log was before
+    pid: int
+    pipes: tuple[int, ...]
+    log_start: int = 0  # how long its log was before
+    is_capped: bool = False  # its framework was told how much GPU memory it may take
 
 
 class Shim:
