@@ -178,7 +178,7 @@ def test_blame_for_those_who_kept_their_word_is_found_out(monkeypatch):
     monkeypatch.setattr(Verdict, "is_innocent", False)
     monkeypatch.setattr(profiling, "finished_run", _blames_all)
 
-    assert "kept its word" in finds_out(long_from=5)
+    assert "kept its word" in finds_out(long_from=4)
 
 
 def _blames_all(end, watch, usual_s, flat_s):
@@ -209,7 +209,7 @@ def test_a_process_that_is_moved_is_found_out(monkeypatch):
 
 
 def test_a_no_that_is_remembered_too_long_is_found_out(monkeypatch):
-    monkeypatch.setattr(place_file.FreeSpace, "has", lambda room, *asked: False)
+    monkeypatch.setattr(place_file.FreeSpace, "has", lambda room, *asked, **how: False)
 
     finds_out()
 
@@ -224,4 +224,4 @@ def test_an_unfair_turn_is_found_out(monkeypatch):
     newest = property(lambda group: list(group.in_line())[-1])
     monkeypatch.setattr(Group, "head", newest)
 
-    assert "passed" in finds_out(long_from=5)
+    assert "passed" in finds_out(long_from=3)
