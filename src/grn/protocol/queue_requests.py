@@ -1,6 +1,6 @@
 """Schemas of all requests to the queue, checked before anything else sees them.
 
-Only shapes and limits; `queue/handlers.py` handles each request.
+Only shapes and limits; `queue/requests/handlers.py` handles each request.
 """
 
 from __future__ import annotations

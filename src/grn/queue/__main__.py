@@ -25,7 +25,6 @@ from grn.proc.processes import boot_id, mounts
 from grn.proc.spawn import SERVICE
 from grn.queue.engine import QueueEngine
 from grn.queue.fork_server import ForkServer
-from grn.queue.handlers import VERBS
 from grn.queue.jobs.lease_window import WindowLimits
 from grn.queue.journal.journal import Journal
 from grn.queue.journal.journal_file import NotWritten
@@ -33,6 +32,7 @@ from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.loop import QueueLoop
 from grn.queue.notifications import Hooks
+from grn.queue.requests.handlers import VERBS
 from grn.queue.server import QueueServer
 
 log = logging.getLogger("grn.queue")

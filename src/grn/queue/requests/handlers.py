@@ -14,12 +14,12 @@ from typing import Any
 
 from grn.errors import MachineError, UsageError
 from grn.protocol import queue_requests
-from grn.queue import naming, submissions
 from grn.queue.events import CancelAsked, DrainAsked, Edited, HoldAsked, MoveAsked
 from grn.queue.jobs.job import JobState
 from grn.queue.journal.rows import DamagedRow
-from grn.queue.listing import list_jobs
-from grn.queue.members import with_members
+from grn.queue.requests import naming, submissions
+from grn.queue.requests.listing import list_jobs
+from grn.queue.requests.members import with_members
 from grn.queue.server import Changes, Ends, QueuePeer, numbers
 from grn.queue.sites.leases.remote_lease import node_of
 

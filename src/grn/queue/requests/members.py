@@ -11,7 +11,7 @@ from typing import Any
 
 from grn.daemon.connection import Pieces, Verbs
 from grn.protocol import queue_requests
-from grn.queue import listing, naming
+from grn.queue.requests import listing, naming
 from grn.queue.server import QueuePeer
 
 AT_ONCE = 500  # members that become jobs in one turn

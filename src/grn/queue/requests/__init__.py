@@ -1,0 +1,1 @@
+"""The requests of clients: their handlers, and what these look up in the journal."""
