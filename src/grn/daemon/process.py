@@ -90,7 +90,8 @@ class CappedHandler(logging.StreamHandler):  # type: ignore[type-arg]  # not gen
         """Write one line; names of job types come from users and may be long."""
         text = record.getMessage()
         if len(text) > MAX_LINE_CHARS:
-            record.msg, record.args = f"{text[:MAX_LINE_CHARS]}...", None
+            text = f"{text[:MAX_LINE_CHARS]}..."
+        record.msg, record.args = text, None  # the line is not put together a second time
         super().emit(record)
         if self._path is not None and os.fstat(_STDERR).st_size >= MAX_LOG_BYTES:
             with contextlib.suppress(OSError):  # a full disk keeps no copy

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from grn.gpus.host_probe import HostProbe
 from grn.gpus.probe import GpuProbe, Inventory, Placement
@@ -108,7 +108,8 @@ class Loop:
         self._is_at_rest = False
         self._look = asyncio.Event()
         self._rest_until = 0.0
-        self._postponed: deque[tuple[Callable[..., object], tuple[object, ...]]] = deque()
+        self._is_to_catch_up = self._is_to_resume = False
+        self._unlogged: list[Any] = []
 
     # --- facts from the server -----------------------------------------------------------
 
@@ -172,27 +173,34 @@ class Loop:
             self.store.write([*actions, *(start for start in starts if start is not None)])
         elif isinstance(event, Released) and not event.is_awaited:
             self.store.keep(actions)
-            self._postpone(self.store.write, ())
+            self._catch_up_soon()
         else:
             self.store.write(actions)
         for action in actions:
             self._carry_out(action)
 
-    def _postpone(self, work: Callable[..., object], *given: object) -> None:
-        """Do something soon, together with what else was postponed: that costs half as much."""
-        self._postponed.append((work, given))
-        if len(self._postponed) == 1:
+    def _log_soon(self, *line: object) -> None:
+        """Log a line with others, and after work that somebody waits for."""
+        self._unlogged.append(line)
+        self._catch_up_soon()
+
+    def _catch_up_soon(self) -> None:
+        """Do what nobody waits for, for all events of a moment: that costs half as much."""
+        if not self._is_to_catch_up:
+            self._is_to_catch_up = True
             asyncio.get_running_loop().call_later(CATCH_UP_S, self.catch_up)
 
     def catch_up(self) -> None:
-        """Do what was postponed."""
-        try:
-            while self._postponed:
-                work, given = self._postponed.popleft()
-                work(*given)
-        finally:  # one failure must not keep the rest from being done
-            if self._postponed:
-                asyncio.get_running_loop().call_soon(self.catch_up)
+        """Do what was postponed: learn from runs, persist, log."""
+        self._is_to_catch_up = False
+        if self._is_to_resume:
+            self._is_to_resume = False
+            self.tell(Resumed(self.now()))
+        if self.store.unwritten:
+            self.store.write(())
+        lines, self._unlogged = self._unlogged, []
+        for line in lines:
+            log.info(*line)
 
     def line_open(self, lease_id: str) -> None:
         """Note that a holder requested its lease itself: its connection stays open while it or a
@@ -380,7 +388,8 @@ class Loop:
         elif isinstance(action, Settle):
             self._settle(action)
         elif isinstance(action, Defer):
-            self._postpone(self._resume)
+            self._is_to_resume = True
+            self._catch_up_soon()
         elif isinstance(action, LookSoon):
             self._look.set()
         elif isinstance(action, DropLease):
@@ -397,9 +406,6 @@ class Loop:
         elif isinstance(action, DropBooking):
             log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
 
-    def _resume(self) -> None:
-        self.tell(Resumed(self.now()))
-
     def _fire(self, at: float) -> None:
         self.tell(TimerFired(max(at, self.now())))  # timers may fire a little early
 
@@ -413,7 +419,7 @@ class Loop:
             self.holders.unwatch(lease.request.holder)
         what = "holder-gone" if action.is_lost else "release"
         outcome = settled.outcome.lease_word if settled.outcome else ""
-        self._postpone(log.info, "action=%s lease=%s outcome=%s", what, lease.id, outcome)
+        self._log_soon("action=%s lease=%s outcome=%s", what, lease.id, outcome)
 
     def _tell_idle(self, action: TellIdle) -> None:
         lease = action.lease
@@ -446,8 +452,8 @@ class Loop:
         self.deliver(grant)
         if holder is not None and not self.holders.watch(holder):
             self._process_gone_soon(holder)
-        self._postpone(
-            log.info, "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s", lease.id,
+        self._log_soon(
+            "action=grant lease=%s type=%r gpus=%s reserved=%d first_run=%s", lease.id,
             lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip

@@ -7,7 +7,6 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from grn.model.job import Request
 from grn.negotiator.events import Wait, WaitReason
@@ -81,7 +80,9 @@ class RequestAnswers:
             return answer
         need = self._needs.of_host(request, sum(answer.reserved))
         wait = self._holdings.host.wait(need, sequence)
-        return wait or replace(answer, ram_bytes=need.ram_bytes, cpus=need.cpus)
+        return wait or Place(
+            answer.gpus, answer.reserved, answer.is_probe, need.ram_bytes, need.cpus
+        )
 
     def _on_host(self, request: Request) -> Place | Wait:
         """Answer a request without GPUs; the first run of its type is measured before others."""
