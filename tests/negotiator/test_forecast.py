@@ -138,10 +138,24 @@ def test_ranges_are_stretched_to_hold_four_of_five_starts(factor: float) -> None
         for _ in range(200)
     ]
 
-    told = Forecasts(Story().engine.view, starts).stretched(Range(1000.0, 1200.0))
+    told = Forecasts(Story().engine.view, starts).stretched(Range(1000.0, 1200.0), 0.0)
 
     held = sum(told.low_s <= one.waited_s <= told.high_s for one in starts)
     assert held >= 0.8 * len(starts)
+
+
+def test_requests_that_wait_longer_than_they_were_told_stretch_the_range() -> None:
+    story = a_story()
+    for number in range(20):
+        story.asks(f"{number:02}", job_type="train")
+    forecasts = Forecasts(story.engine.view)
+    told = at_once(forecasts.current(story.at)).starts
+    soon = forecasts.stretched(Range(1000.0, 1200.0), story.at)
+    late = forecasts.stretched(Range(1000.0, 1200.0), story.at + 5 * told["19"].high_s)
+
+    assert late.low_s == soon.low_s
+    assert late.high_s > 2 * soon.high_s
+    assert not forecasts.starts
 
 
 @pytest.mark.parametrize("seed", range(12))

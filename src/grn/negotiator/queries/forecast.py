@@ -39,11 +39,12 @@ MAX_LEASES = 1000  # with more of them too
 MAX_WORK = 20_000  # looks at one GPU or one job per play: some 10 ms
 MAX_TOLD = 10_000  # waiting requests whose first range is remembered
 STARTS_KEPT = 200
+MAX_OVERDUE = 1000  # requests that are looked at for being late, the oldest first
 FRESH_S = 2.0  # a forecast serves all replies for this long
 _QUANTILES = (0.2, 0.8)
-_STRETCH = (0.4, 1.8)  # of the earliest and the latest, until starts show another
+_STRETCH = (0.4, 3.0)  # of the earliest and the latest, until starts show another
 _PRIOR_STARTS = 10
-_OUTSIDE = 0.08  # the share of starts below the range, and above it
+_BELOW, _ABOVE = 0.05, 0.08  # the shares of starts outside the range: more are late than early
 _SPREAD_OUT = 1.2  # the steps between the assumed starts
 _SOON_S = 30.0  # added to both sides of a ratio: seconds do not matter
 Made = TypeVar("Made")
@@ -171,7 +172,7 @@ class Forecasts:
         found = played.starts.get(asked.request.key)
         if found is None or found.high_s == 0:  # it would be granted at once
             return found
-        return self.stretched(found)
+        return self.stretched(found, at)
 
     def granted(self, key: str, at: float) -> SaveStart | None:
         """Compare a start with the range that was told, where one was."""
@@ -185,14 +186,13 @@ class Forecasts:
         self.starts.append(start)
         return start
 
-    def stretched(self, played: Range) -> Range:
+    def stretched(self, played: Range, at: float) -> Range:
         """Return the range of the plays, stretched to hold four of five starts."""
-        lower, upper = self._stretch()
-        low_s = max(0.0, (played.low_s + _SOON_S) * lower - _SOON_S)
-        return Range(low_s, max(low_s, (played.high_s + _SOON_S) * upper - _SOON_S))
+        return _wider(played, self._stretch(at))
 
     def _stretched(self, played: Forecast) -> Forecast:
-        starts = {key: self.stretched(each) for key, each in played.starts.items()}
+        stretch = self._stretch(played.at)
+        starts = {key: _wider(each, stretch) for key, each in played.starts.items()}
         for key in self._told.keys() - starts.keys():
             if key not in self._view.waitlist:
                 del self._told[key]  # it was withdrawn
@@ -201,15 +201,22 @@ class Forecasts:
                 self._told[key] = (played.at, played.starts[key], each)
         return replace(played, starts=starts)
 
-    def _stretch(self) -> tuple[float, float]:
-        """Return the factors for the earliest and the latest start."""
-        soon = [(one.waited_s + _SOON_S) / (one.earliest_s + _SOON_S) for one in self.starts]
-        late = [(one.waited_s + _SOON_S) / (one.latest_s + _SOON_S) for one in self.starts]
+    def _stretch(self, at: float) -> tuple[float, float]:
+        """Return the factors for the earliest and the latest start.
+
+        A request that waits for longer than its latest start counts as one that starts now: the
+        late ones would else be missing from the record while they wait.
+        """
+        soon = [_ratio(one.waited_s, one.earliest_s) for one in self.starts]
+        late = [_ratio(one.waited_s, one.latest_s) for one in self.starts]
+        told = islice(self._told.values(), MAX_OVERDUE)
+        overdue = [_ratio(at - told_at, played.high_s) for told_at, played, _ in told]
+        late += [ratio for ratio in overdue if ratio > 1.0]
         lower, upper = _STRETCH
         soon += [lower * _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
         late += [upper / _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
-        cut = int(_OUTSIDE * len(soon))
-        return min(1.0, sorted(soon)[cut]), max(1.0, sorted(late)[-1 - cut])
+        below, above = int(_BELOW * len(soon)), int(_ABOVE * len(late))
+        return min(1.0, sorted(soon)[below]), max(1.0, sorted(late)[-1 - above])
 
     def _is_outdated(self, latest: Forecast) -> bool:
         """True when a lease or request came that the forecast could have included."""
@@ -217,6 +224,16 @@ class Forecasts:
             return bool(latest.seen) or len(self._view.leases) <= MAX_LEASES
         first = islice(in_turn(self._view), MAX_WAITING)
         return any(one.request.key not in latest.seen for _, one in first)
+
+
+def _ratio(waited_s: float, said_s: float) -> float:
+    return (waited_s + _SOON_S) / (said_s + _SOON_S)
+
+
+def _wider(played: Range, stretch: tuple[float, float]) -> Range:
+    lower, upper = stretch
+    low_s = max(0.0, (played.low_s + _SOON_S) * lower - _SOON_S)
+    return Range(low_s, max(low_s, (played.high_s + _SOON_S) * upper - _SOON_S))
 
 
 def inside(starts: Iterable[SaveStart]) -> int:
