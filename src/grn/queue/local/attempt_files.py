@@ -67,7 +67,7 @@ def begin(folder: str, claim: str, spare: str = "") -> int | None:
         fd = _create(unfinished)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _write_whole(fd, f"{claim}\n".encode())
+        _write_only(fd, f"{claim}\n".encode())
         os.link(unfinished, record_of(folder))
     except FileExistsError:
         os.close(fd)
@@ -259,7 +259,7 @@ def _reuse(spare: str, path: str) -> int | None:
     """Reuse the record of another attempt; None when that is not possible."""
     try:
         os.rename(record_of(spare), path)
-        return os.open(path, os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW)
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
 
@@ -273,6 +273,17 @@ def _create(path: str) -> int:
     except FileExistsError:
         os.unlink(path)
     return os.open(path, _CREATE, 0o600)
+
+
+def _write_only(fd: int, data: bytes) -> None:
+    """Write data in the place of all that a file holds, into the same block of the disk.
+
+    Emptying the file first would free that block, and ext4 writes a file out when one that was
+    emptied is closed.
+    """
+    if os.pwrite(fd, data, 0) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(fd, len(data))
 
 
 def _write_whole(fd: int, data: bytes) -> None:
