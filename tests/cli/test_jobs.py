@@ -486,6 +486,7 @@ def test_a_long_array_is_one_record_that_commands_see_as_its_jobs(queue: Queue) 
     first = ids[0]
     assert ids == list(range(first, first + 5000))
     assert queue.ask("count")["counts"]["held"] == 5000
+    assert set(ids) <= set(queue.ask("list", which="alive", most=10**6, ids_only=True)["ids"])
     assert "grid[10-5009]" in queue.fine("ls")
     assert "grid[3010]" in queue.fine("show", str(first + 3000))
     assert "held" in queue.fine("why", str(ids[-1]))

@@ -238,3 +238,13 @@ def test_a_list_needs_the_first_members_of_each_array() -> None:
     line.names(*missing)
     assert line.engine.jobs.folded_before(200) == []
     assert len(line.engine.jobs.folded_before(10**6)) == line.engine.jobs.folded == 1600
+
+
+def test_a_list_of_held_jobs_needs_no_member_that_is_not_held() -> None:
+    line = a_line()
+    line.submits_array(1, 1000)
+    line.submits_array(1001, 1010, is_held=True)
+    assert line.engine.jobs.folded_before(5, ["held"]) == [1001, 1002, 1003, 1004, 1005]
+    assert line.engine.jobs.folded_before(5, ["running"]) == []
+    assert line.engine.jobs.folded_first(2) == [UNFOLDED + 1, UNFOLDED + 2]
+    assert line.engine.jobs.folded_first(-1) == []

@@ -32,9 +32,10 @@ def selected(
     if not filters and not states and state != "alive":
         raise UsageError("there is no job named.", "Give ids or names, or --name, --state, --tag.")
     which = "ended" if state == "ended" else "alive"
-    asked = {"op": "list", "which": which, "most": 1_000_000, "states": list(states), **filters}
-    rows = queue.look(asked)["jobs"]
-    found = [row["id"] for row in rows if state != "queued" or row["state"] in ("queued", "held")]
+    found = queue.ids(which=which, states=list(states), **filters)
+    if state == "queued":
+        waiting = set(queue.ids(which=which, states=["queued", "held"], **filters))
+        found = [job for job in found if job in waiting]
     if names:
         named = set(resolve(names, state))
         found = [job for job in found if job in named]

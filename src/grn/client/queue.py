@@ -19,12 +19,14 @@ from grn.errors import (
     GrnError,
     MachineError,
     NotAllowed,
+    ProtocolError,
 )
 from grn.proc import pidfd, processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     from grn.client.connection import Steps
     from grn.wire import Message
@@ -91,6 +93,16 @@ def look(message: Message) -> Message:
         return ask(dict(message))
     except DaemonError:
         return ask(dict(message))
+
+
+def ids(**selection: Any) -> list[int]:
+    """Return the ids of the jobs that a list selects."""
+    asked = {"op": "list", "most": 1_000_000, **selection}
+    try:
+        found: list[int] = look(asked | {"ids_only": True})["ids"]
+    except ProtocolError:  # an older queue, which does not know the field
+        found = [row["id"] for row in look(asked)["jobs"]]
+    return found
 
 
 def show(job: int, *, may_start: bool = True) -> Message:

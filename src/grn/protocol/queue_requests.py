@@ -127,7 +127,8 @@ class EditRequest(QueueMessage, frozen=True, tag="edit", kw_only=True):
 class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     """List jobs: those that have not ended, ended ones, or both; newest ended first.
 
-    `match` is words that each must be found in a job; with it the answer has the `total`.
+    `match` is words that each must be found in a job; with it the answer has the `total`. With
+    `ids_only` the answer has the ids of the jobs and no more.
     """
 
     which: Literal["alive", "ended", "all"] = "all"
@@ -141,6 +142,7 @@ class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     ascending: bool = False
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    ids_only: bool = False
 
 
 class ShowRequest(QueueMessage, frozen=True, tag="show", kw_only=True):

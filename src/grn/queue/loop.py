@@ -185,7 +185,7 @@ class QueueLoop:
             self.trouble = error.message
             return
         actions, self._unwritten = self._unwritten, []
-        for action in actions:
+        for action in sorted(actions, key=_is_not_awaited):
             act = _ACTS.get(type(action))
             if act is not None:
                 self._try(act, action)
@@ -361,6 +361,11 @@ class QueueLoop:
 
     def refused(self, job: int, text: str) -> None:
         self.tell(LeaseRefused(self.now(), job, text))
+
+
+def _is_not_awaited(action: Action) -> bool:
+    """True unless a free GPU waits for an action: jobs start before the ends of others are told."""
+    return not isinstance(action, Launch)
 
 
 _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, islice
 
 from grn.model.text import counted
 from grn.queue.jobs.arrays import FoldedArray
@@ -54,15 +54,21 @@ class JobViews(Mapping[int, JobView]):
         """Return such members among jobs."""
         return [job_id for job_id in jobs if self._is_folded(job_id)] if self.folded else []
 
-    def folded_before(self, most: int) -> list[int]:
+    def folded_first(self, most: int) -> list[int]:
+        """Return the first such members, in the order of their turns."""
+        return list(islice(self._table.arrays.ids(), max(0, most)))
+
+    def folded_before(self, most: int, states: Collection[str] = ()) -> list[int]:
         """Return such members that must become jobs to list the first jobs of the queue.
 
-        By whatever these are selected: `most` of each array are then jobs that wait.
+        By whatever these are selected: `most` of each array are then jobs that wait. With `states`
+        only jobs in some states are listed.
         """
         found: list[int] = []
         for array in self._table.arrays:
-            missing = most - self._unfolded(array, most)
-            found += array.first(missing) if missing > 0 else []
+            if not states or ("held" if array.is_held else "queued") in states:
+                missing = most - self._unfolded(array, most)
+                found += array.first(missing) if missing > 0 else []
         return found
 
     def _unfolded(self, array: FoldedArray, most: int) -> int:

@@ -318,7 +318,8 @@ class Journal:
     def ids(self, where: str, values: Sequence[Any], order: str, most: int) -> list[int]:
         """Return ids of jobs; `where` and `order` never come from users."""
         found = self._disk.read(
-            f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ?", (*values, most)
+            f"SELECT jobs.id {_WITH_ATTEMPT} WHERE {where} ORDER BY {order} LIMIT ?",
+            (*values, most),
         )
         return [job_id for (job_id,) in found]
 

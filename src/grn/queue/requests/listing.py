@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from grn.errors import UsageError
@@ -29,40 +30,63 @@ _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
 def list_jobs(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     """List jobs: running, then queued, then ended."""
-    found: list[dict[str, Any]] = []
-    where, values = _where(message)
-    read, total, is_counted = peer.server.rows, 0, message.match is not None
-    if message.which in ("alive", "all"):
-        order = "priority DESC, place"
-        for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
-            left = message.most - len(found)
-            found += read(f"{state}{where}", values, order, left) if left else []
-            total += peer.loop.journal.count(f"{state}{where}", values) if is_counted else 0
+    if message.ids_only:
+        peer.send(message.id, {"ids": _ids(peer, message)})
+        return
+    is_counted = message.match is not None
+    total = sum(peer.loop.journal.count(*part[:2]) for part in _parts(message) if is_counted)
+    if message.which != "ended":
         total += peer.loop.engine.jobs.folded
-    if message.which in ("ended", "all"):
-        sql, all_values = f"state = 'ended' AND jobs.ended_at >= ?{where}", [message.since, *values]
-        order = f"{_SORTS[message.sort]} {'ASC' if message.ascending else 'DESC'}"
-        left = message.most - len(found)
-        found += read(sql, all_values, order, left) if left else []
-        total += peer.loop.journal.count(sql, all_values) if is_counted else 0
-    if message.states:
-        found = [row for row in found if {row["state"], row["reason"]} & set(message.states)]
     has_sites = peer.loop.fleet is not None and bool(peer.loop.fleet.sites)
     peer.send(message.id, {
-        "jobs": found, "counts": peer.server.counts(), "has_sites": has_sites,
+        "jobs": _rows(peer, message), "counts": peer.server.counts(), "has_sites": has_sites,
         "trouble": peer.loop.trouble or peer.loop.journal.trouble,
         "drained": peer.loop.engine.is_drained,
         **({"total": total} if is_counted else {}),
     })  # fmt: skip
 
 
+def _rows(peer: QueuePeer, message: queue_requests.ListRequest) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for part in _parts(message):
+        left = message.most - len(found)
+        found += peer.server.rows(*part, left) if left else []
+    if message.states:
+        found = [row for row in found if {row["state"], row["reason"]} & set(message.states)]
+    return found
+
+
+def _ids(peer: QueuePeer, message: queue_requests.ListRequest) -> list[int]:
+    if message.states:  # some of which the journal does not distinguish
+        return [row["id"] for row in _rows(peer, message)]
+    found: list[int] = []
+    for part in _parts(message):
+        left = message.most - len(found)
+        found += peer.loop.journal.ids(*part, left) if left else []
+    if not _is_filtered(message) and message.which != "ended":
+        found += peer.loop.engine.jobs.folded_first(message.most - len(found))
+    return found
+
+
+def _parts(message: queue_requests.ListRequest) -> Iterator[tuple[str, list[Any], str]]:
+    """Yield condition, values and order of each part of a list."""
+    where, values = _where(message)
+    if message.which in ("alive", "all"):
+        for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
+            yield f"{state}{where}", values, "priority DESC, place"
+    if message.which in ("ended", "all"):
+        order = f"{_SORTS[message.sort]} {'ASC' if message.ascending else 'DESC'}"
+        ended = f"state = 'ended' AND jobs.ended_at >= ?{where}"
+        yield ended, [message.since, *values], order
+
+
 def folded(peer: QueuePeer, message: queue_requests.ListRequest) -> list[int]:
     """Return the folded members of arrays that must be jobs of their own in this list."""
     jobs = peer.loop.engine.jobs
-    if message.which == "ended":
+    if message.which == "ended" or (message.ids_only and not _is_filtered(message)):
         return []
     is_all = message.match is not None and _is_filtered(message)
-    return jobs.folded_before(jobs.folded if is_all else message.most)
+    return jobs.folded_before(jobs.folded if is_all else message.most, message.states)
 
 
 def _is_filtered(message: queue_requests.ListRequest) -> bool:

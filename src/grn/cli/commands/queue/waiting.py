@@ -43,8 +43,7 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
     Held jobs are skipped and named; the exit status is then 125, except with --all.
     """
     if everything:
-        rows = queue.look({"op": "list", "which": "alive", "most": 1_000_000})["jobs"]
-        ids = [row["id"] for row in rows]
+        ids = queue.ids(which="alive")
     elif jobs:
         ids, leases = jobs_and_leases(jobs)
         _wait_outside(leases)
