@@ -273,7 +273,8 @@ def test_a_look_asks_once_for_all_who_look_and_not_while_the_answer_is_fresh(
         for name in ("first", "second"):
             leases.look(partial(seen.put_nowait, name))
         asked = await negotiator.hears("status", 1)
-        status = {"gpus": [a_gpu(0, "aaaa0001")], "leases": [a_lease("aaaa0001")]}
+        leases_there = [a_lease("aaaa0001")]
+        status = {"gpus": [a_gpu(0, "aaaa0001")], "leases": leases_there, "waiting": []}
         negotiator.say(asked["id"], status=status)
         assert [await seen.get(), await seen.get()] == ["first", "second"]
         assert [gpu.leases for gpu in leases.gpus] == [("aaaa0001",)]
