@@ -166,3 +166,22 @@ def test_words_reach_the_shell_there_as_they_are() -> None:
     assert command[-3:-1] == ("--", "me@gpu2")
     assert command[-1] == "env 'A=$x' ~/'a b/python' -P -m grn.queue.sites.agent.pipe --queue cafe"
     assert command.index("-p") < command.index("ServerAliveInterval=10")
+
+
+@pytest.mark.parametrize(
+    ("status", "line", "fault"),
+    [
+        (127, "bash: line 1: grn: command not found", "grn is not there"),
+        (127, "sh: 1: /opt/grn: not found", "/opt/grn is not there"),
+        (127, "zsh:1: command not found: grn", "grn is not there"),
+        (127, "fish: Unknown command: grn", "grn is not there"),
+        (1, "/usr/bin/python3: No module named grn", "/usr/bin/python3 has no grn"),
+        (255, "ssh: connect to host gpu2 port 22: Connection refused", ""),
+        (0, "ModuleNotFoundError: No module named 'numpy'", ""),
+    ],
+)
+def test_a_host_without_grn_is_told_from_other_faults(status: int, line: str, fault: str) -> None:
+    said = sites.missing_grn(status, ["a greeting", line])
+
+    assert said.partition(":")[0] == fault
+    assert ("--install" in said) == bool(fault)

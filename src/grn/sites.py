@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ KINDS = ("ssh", "slurm", "ray")
 RESERVED = ("local", "all")
 DEFAULT_PILOT_S = 24 * 3600.0
 DEFAULT_IDLE_S = 300.0
+NOT_FOUND = 127  # exit status of a shell that does not find a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,23 @@ def ssh_command(site: SiteConfig, host: str, words: list[str]) -> tuple[str, ...
     ours = ("ServerAliveInterval=10", "ServerAliveCountMax=3", "ConnectTimeout=20")
     options = [word for one in ours for word in ("-o", one)]
     return ("ssh", "-T", "-o", "BatchMode=yes", *site.options, *options, "--", host, line)
+
+
+def missing_grn(status: int | None, said: Sequence[str]) -> str:
+    """Say what to do where a host has no grn; empty where its words do not tell that.
+
+    `said` are the lines of its shell: `grn: command not found`, or of an interpreter without grn.
+    """
+    fault = ""
+    for line in said:
+        if "No module named" in line and "grn" in line:
+            fault = f"{line.partition(':')[0]} has no grn"
+    words = said[-1].split(": ") if said else []
+    if not fault and status == NOT_FOUND and len(words) > 1:
+        program = words[-1] if "ommand" in words[-2] else words[-2]  # zsh and fish name it last
+        fault = f"{program} is not there"
+    advice = "add the site again with --install, or with the --python that has grn"
+    return f"{fault}: {advice}" if fault else ""
 
 
 def quoted(word: str) -> str:

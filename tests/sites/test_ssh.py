@@ -262,12 +262,14 @@ def test_a_host_that_does_not_let_us_in(home: Home, site: SshSite, node: Nodes) 
 
 def test_an_interpreter_that_is_not_there(home: Home, site: SshSite, node: Nodes) -> None:
     node()
-    _is_said(home, site, "/no/such/python", "--python", "/no/such/python")
+    text = "/no/such/python is not there: add the site again with --install, or with"
+    _is_said(home, site, text, "--python", "/no/such/python")
 
 
 def test_an_interpreter_without_grn(home: Home, site: SshSite, node: Nodes) -> None:
     node(PYTHONPATH=None)
-    _is_said(home, site, "grn", "--python", sys.base_prefix + "/bin/python3")
+    python = sys.base_prefix + "/bin/python3"
+    _is_said(home, site, f"{python} has no grn: add the site again with", "--python", python)
 
 
 def test_another_version_there(home: Home, site: SshSite, node: Nodes) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Protocol
 
+from grn import sites
 from grn.model.text import harmless
 from grn.proc import nodelay, spawn, terminate
 
@@ -180,4 +181,6 @@ def _complaint(file: IO[bytes], process: subprocess.Popen[bytes]) -> str:
     file.seek(max(0, size - MAX_STDERR))
     lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
     said = [harmless(line) for line in lines if line]
+    if fault := sites.missing_grn(process.returncode, said):
+        return fault
     return said[-1] if said else f"the connection ended (status {process.returncode})"

@@ -237,7 +237,7 @@ def _check_host(one: SiteConfig, host: str) -> bool:
     status, out, err = site_install.run(sites.ssh_command(one, host, command), CHECK_S)
     found = _found(out)
     if found is None:
-        return _complain(host, _why_not(host, one, status, err))
+        return _complain(host, _why_not(status, err))
     version = str(found.get("version"))
     if version != __version__:
         return _complain(
@@ -268,13 +268,12 @@ def _found(out: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _why_not(host: str, one: SiteConfig, status: int | None, err: bytes) -> str:
+def _why_not(status: int | None, err: bytes) -> str:
     said = [harmless(line) for line in err.decode(errors="replace").splitlines() if line.strip()]
     if status is None:
         return f"no answer within {CHECK_S:.0f} s"
-    if status == 127 or any("No module named grn" in line for line in said):
-        what = one.python or "grn"
-        return f"{what} is not there: `grn site add {one.name} --ssh {host} --install` installs it"
+    if fault := sites.missing_grn(status, said):
+        return fault
     return said[-1] if said else f"ssh ended with status {status}"
 
 
