@@ -1,7 +1,8 @@
 """Decisions when very many wait: 8 GPUs and 10,000 requests, 1,000 GPUs and 100,000 of 20 users.
 
 The engine alone. Each event is timed: a job ends and what it used is learned, the next ones start;
-a newcomer asks; somebody gives up; all GPUs are sampled. First while nobody has waited long, then
+a newcomer asks; somebody gives up; all GPUs are sampled. What the engine leaves for after the
+answers is done then, and each piece of it is timed, too. First while nobody has waited long, then
 after time has passed and GPUs are reserved for starving requests, and again when they may not be
 backfilled any more; at last while users have booked GPUs for now and for later. The garbage
 collector runs as it does in a negotiator.
@@ -21,7 +22,7 @@ import rig
 from grn.model.gpu import Gpu, GpuHealth, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB, MiB
-from grn.negotiator.actions import Grant
+from grn.negotiator.actions import Action, Defer, Grant
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Booking,
@@ -30,6 +31,7 @@ from grn.negotiator.events import (
     JobStarted,
     Released,
     Requested,
+    Resumed,
     Sampled,
     Withdrawn,
 )
@@ -67,6 +69,8 @@ class Crowd:
         self._running: list[str] = []
         self._waiting: list[str] = []
         self.spent_ms: list[float] = []  # time of the processor, whoever else wants it
+        self.pieces_ms: list[float] = []  # the same of each piece of work after the answers,
+        self.all_ms: list[float] = []  # and of an event with all of its pieces
         gpus = tuple(Gpu(f"GPU-{n}", n, "model", 40 * GiB) for n in range(size.gpus))
         self._draw = random.Random(1)
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
@@ -143,12 +147,22 @@ class Crowd:
         return self._at
 
     def _timed(self, event: Event) -> float:
+        took_ms, actions = self._handled(event)
+        all_ms = self.spent_ms[-1]
+        while any(isinstance(action, Defer) for action in actions):
+            _, actions = self._handled(Resumed(self._at))
+            self.pieces_ms.append(self.spent_ms.pop())
+            all_ms += self.pieces_ms[-1]
+        self.all_ms.append(all_ms)
+        return took_ms
+
+    def _handled(self, event: Event) -> tuple[float, list[Action]]:
         began, spent = time.perf_counter(), time.thread_time()
         actions = self.engine.handle(event)
         self.spent_ms.append(1000 * (time.thread_time() - spent))
         took_ms = 1000 * (time.perf_counter() - began)
         self._running += [action.lease.id for action in actions if isinstance(action, Grant)]
-        return took_ms
+        return took_ms, actions
 
 
 def _type(number: int) -> str:
@@ -203,7 +217,8 @@ def _state(crowd: Crowd, state: str) -> list[rig.Figure]:
         ("one gives up", crowd.leave, EVENTS, TARGET_MS),
         ("a sample", crowd.sample, SAMPLES, SAMPLE_MS),
     ):
-        crowd.spent_ms.clear()
+        for each in (crowd.spent_ms, crowd.pieces_ms, crowd.all_ms):
+            each.clear()
         took = [step() for _ in range(times)]
         spent = rig.percentile(crowd.spent_ms, 99)
         name = f"{crowd.size}: {what}{state}"
@@ -213,6 +228,13 @@ def _state(crowd: Crowd, state: str) -> list[rig.Figure]:
             rig.Figure(f"{name}, p99 of processor time", spent, target_ms, "ms", None),
             rig.Figure(f"{name}, max", max(took), target_ms, "ms", None),
         ]
+        if crowd.pieces_ms:
+            pieces = rig.percentile(crowd.pieces_ms, 99)
+            in_all = rig.percentile(crowd.all_ms, 99)
+            figures += [
+                rig.Figure(f"{name}, p99 of the pieces that follow", pieces, TARGET_MS, "ms", None),
+                rig.Figure(f"{name}, p99 with all that follows", in_all, target_ms, "ms", None),
+            ]
     return figures
 
 

@@ -12,7 +12,7 @@ from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, ProcessUse, Read
 from grn.model.host import HostReading, HostShare
 from grn.model.job import Holder, Outcome, Profile, Request, Run
 from grn.model.units import GiB
-from grn.negotiator.actions import Action, Grant, Refuse
+from grn.negotiator.actions import Action, Defer, Grant, Refuse
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import (
     Event,
@@ -22,6 +22,7 @@ from grn.negotiator.events import (
     LeaseState,
     Released,
     Requested,
+    Resumed,
     Sampled,
     TimerFired,
     WaitReason,
@@ -160,7 +161,10 @@ class Story:
     def tell(self, event: Event) -> list[str]:
         """Tell the engine one fact, check its books, and return whom it granted."""
         self.at = event.at
-        self.actions = self.engine.handle(event)
+        self.actions = actions = self.engine.handle(event)
+        while Defer(is_soon=True) in actions:
+            actions = self.engine.handle(Resumed(event.at))
+            self.actions = [*self.actions, *actions]
         self.engine.check()
         grants = [action for action in self.actions if isinstance(action, Grant)]
         self.leases.update({grant.key: grant.lease for grant in grants})

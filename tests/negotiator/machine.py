@@ -20,6 +20,7 @@ from grn.model.units import GiB
 from grn.negotiator.actions import (
     Action,
     AskYield,
+    Defer,
     DropBooking,
     DropLease,
     DropProfile,
@@ -51,6 +52,7 @@ from grn.negotiator.events import (
     Released,
     ReporterLost,
     Requested,
+    Resumed,
     Sampled,
     TimerFired,
     WaitReason,
@@ -242,6 +244,10 @@ class Negotiation(RuleBasedStateMachine):
         if isinstance(event, (JobStarted, Sampled)):
             self.told.update({reading.uuid: reading for reading in event.readings})
         actions = self.engine.handle(event)
+        rest = actions
+        while Defer(is_soon=True) in rest:
+            rest = self.engine.handle(Resumed(event.at))
+            actions = [*actions, *rest]
         before = dict(self.saved_leases)
         granted = [lease for action in actions if (lease := self._keep(action))]
         if isinstance(event, Sampled):

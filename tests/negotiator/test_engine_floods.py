@@ -12,9 +12,17 @@ import pytest
 
 from grn.model.job import Outcome, Request
 from grn.model.units import GiB, MiB
-from grn.negotiator.actions import Action, Grant, LookSoon
+from grn.negotiator.actions import Action, Defer, Grant
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Event, JobStarted, Released, Requested, Sampled, Withdrawn
+from grn.negotiator.events import (
+    Event,
+    JobStarted,
+    Released,
+    Requested,
+    Resumed,
+    Sampled,
+    Withdrawn,
+)
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.grant import MAX_WORK
 from grn.negotiator.schedule.placement import Need, Size
@@ -70,6 +78,9 @@ class Flood:
     def end(self, key: str) -> list[str]:
         return self.handle(Released(self.at + 0.01, f"lease-{key}", Outcome.OK))
 
+    def go_on(self) -> list[str]:
+        return self.handle(Resumed(self.at))
+
     def look(self) -> list[str]:
         return self.handle(Sampled(self.at + 1.0, self.readings()))
 
@@ -108,7 +119,7 @@ def test_room_on_the_gpu_of_a_process_goes_to_its_first_request_that_fits() -> N
     assert flood.end("00000") == ["00001"]
 
 
-def test_a_long_round_goes_on_at_the_next_looks_and_keeps_the_order() -> None:
+def test_a_long_round_goes_on_after_the_answers_and_keeps_the_order() -> None:
     flood = Flood(250, 250, mem_bytes=32 * MiB)
     waited = [
         f"{number:05}" for number in range(250) if f"{number:05}" in flood.engine.view.waitlist
@@ -116,11 +127,19 @@ def test_a_long_round_goes_on_at_the_next_looks_and_keeps_the_order() -> None:
 
     granted = flood.end("other0")
     assert 0 < len(granted) < len(waited)
-    assert LookSoon() in flood.actions
+    assert Defer(is_soon=True) in flood.actions
     assert flood.ask("late", pid=9, mem_bytes=MiB) == []  # not before older requests
-    granted += flood.look()
-    while LookSoon() in flood.actions:
-        granted += flood.look()
+    while Defer(is_soon=True) in flood.actions:
+        granted += flood.go_on()
         assert flood.placements <= MAX_WORK
-    assert len(granted) > MAX_WORK // 4
+    assert len(granted) > MAX_WORK
     assert granted == [*waited[: len(granted) - 1], "late"]  # the others find no room
+
+
+def test_a_round_that_was_cut_short_begins_again_when_more_room_comes() -> None:
+    flood = Flood(250, 250, mem_bytes=32 * MiB)
+    flood.end("other0")
+    assert Defer(is_soon=True) in flood.actions
+    assert flood.ask("large", pid=9, mem_bytes=6 * GiB, priority=5) == []
+
+    assert flood.end("other1")[0] == "large"  # before the others take that room

@@ -1,5 +1,7 @@
 """Random histories keep every promise of the engine; see `machine.py` for what is checked."""
 
+import math
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -19,6 +21,7 @@ class Forgetful(Engine):
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
         self._scheduler.granter._refusals.without_room = lambda *_: None
+        self._scheduler.granter.max_work = math.inf
 
     def handle(self, event: Event) -> list[Action]:
         for group in list(self._waitlist.in_turn()):
@@ -32,6 +35,7 @@ class Compared(Engine):
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
         self._reference = Forgetful(rules)
+        self._scheduler.granter.max_work = math.inf
 
     def handle(self, event: Event) -> list[Action]:
         expected = self._reference.handle(event)
@@ -41,15 +45,30 @@ class Compared(Engine):
         return actions
 
 
+class Interrupted(Engine):
+    """An engine that tries one request at a time: every round is cut short and continued."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self._scheduler.granter.max_work = 1
+
+
+class InterruptedNegotiation(Negotiation):
+    """The same histories with rounds in pieces."""
+
+    engine_type = Interrupted
+
+
 class ComparedNegotiation(Negotiation):
     """The same histories with grants compared to those of the reference."""
 
     engine_type = Compared
 
 
+@pytest.mark.parametrize("machine", [ComparedNegotiation, InterruptedNegotiation])
 @pytest.mark.parametrize("examples", [100, pytest.param(5000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(3600)
-def test_random_histories_keep_every_promise(examples: int) -> None:
+def test_random_histories_keep_every_promise(machine: type[Negotiation], examples: int) -> None:
     search = settings(
         max_examples=examples,
         stateful_step_count=50,
@@ -57,4 +76,4 @@ def test_random_histories_keep_every_promise(examples: int) -> None:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
-    run_state_machine_as_test(ComparedNegotiation, settings=search)
+    run_state_machine_as_test(machine, settings=search)

@@ -166,7 +166,9 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class Defer:
-    """Send `Resumed` when the actions before this one are carried out and clients have answers."""
+    """Send `Resumed` a moment later: there is more to do."""
+
+    is_soon: bool = False  # as soon as the messages that have arrived are answered
 
 
 @dataclass(frozen=True, slots=True)

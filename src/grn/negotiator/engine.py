@@ -128,6 +128,8 @@ class Engine:
         if self._unlearned and not _goes_before_learning(event):
             actions += self._learn()
         actions += self._handlers[type(event)](event)
+        if self._scheduler.is_behind:
+            actions.append(Defer(is_soon=True))
         return actions
 
     # --- questions (they change nothing) -------------------------------------------------
@@ -286,10 +288,11 @@ class Engine:
             self._scheduler.learned((run.lease.request.job_type,))
 
     def _resumed(self, event: Resumed) -> Iterator[Action]:
-        if self._unlearned:
+        has_news = bool(self._unlearned)
+        if has_news:
             yield from self._learn()
             yield from self._drop_types()
-            yield from self._scheduler.schedule(event.at)
+        yield from self._scheduler.go_on(event.at, has_news)
         self._memory.refresh()
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:

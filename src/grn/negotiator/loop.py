@@ -109,6 +109,7 @@ class Loop:
         self._look = asyncio.Event()
         self._rest_until = 0.0
         self._is_to_catch_up = self._is_to_resume = False
+        self._is_finished = False
         self._unlogged: list[Any] = []
 
     # --- facts from the server -----------------------------------------------------------
@@ -243,6 +244,7 @@ class Loop:
         if self._releasing:
             await asyncio.wait(self._releasing.values())
         self.catch_up()
+        self._is_finished = True
         self.tell(Stopping(self.now()))
 
     # --- sampling -------------------------------------------------------------------------
@@ -388,8 +390,11 @@ class Loop:
         elif isinstance(action, Settle):
             self._settle(action)
         elif isinstance(action, Defer):
-            self._is_to_resume = True
-            self._catch_up_soon()
+            if action.is_soon:
+                asyncio.get_running_loop().call_soon(self._resume)
+            else:
+                self._is_to_resume = True
+                self._catch_up_soon()
         elif isinstance(action, LookSoon):
             self._look.set()
         elif isinstance(action, DropLease):
@@ -405,6 +410,10 @@ class Loop:
             self._note_dropped_types()
         elif isinstance(action, DropBooking):
             log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
+
+    def _resume(self) -> None:
+        if not self._is_finished:
+            self.tell(Resumed(self.now()))
 
     def _fire(self, at: float) -> None:
         self.tell(TimerFired(max(at, self.now())))  # timers may fire a little early

@@ -14,7 +14,6 @@ from grn.negotiator.actions import (
     Action,
     DropWaiting,
     Grant,
-    LookSoon,
     Refuse,
     SaveLease,
     SaveWaiting,
@@ -42,7 +41,8 @@ from grn.negotiator.schedule.turns.reconnects import Returning
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _NEVER = float("-inf")
-_MAX_MOVED = 64  # groups whose turns are changed at once: some 8 us each
+_MAX_MOVED = 64  # groups whose turns are changed at once, some 8 us each,
+_MAX_MOVED_FIRST = 16  # and before clients have their answers
 _RESTARTING = Wait(
     WaitReason.RESTARTING,
     "the negotiator has just restarted and waits for earlier requests to reconnect",
@@ -222,15 +222,24 @@ class RequestScheduler:
 
     def learned(self, job_types: Iterable[str]) -> None:
         """Note that the needs or durations of some types may have changed: turns change."""
-        self.waitlist.learned(job_types, _MAX_MOVED)
+        self.waitlist.learned(job_types, _MAX_MOVED_FIRST)
 
-    def schedule(self, at: float) -> Iterator[Action]:
-        """Grant free GPUs to waiting requests."""
+    @property
+    def is_behind(self) -> bool:
+        """True when some requests are still to be tried."""
+        return self.granter.is_behind
+
+    def go_on(self, at: float, has_news: bool) -> Iterator[Action]:
+        """Continue what was left for later; begin a round where something new was learned."""
+        self.waitlist.sort(_MAX_MOVED)
+        if has_news or self.is_behind:
+            yield from self.schedule(at, is_continued=not has_news)
+
+    def schedule(self, at: float, is_continued: bool = False) -> Iterator[Action]:
+        """Grant free GPUs to waiting requests, or continue a round that was cut short."""
         if at >= self._grace_until and len(self.waitlist):
-            for lease in self.granter.to_all(at):
+            for lease in self.granter.to_all(at, is_continued):
                 yield from self._given(lease)
-            if self.granter.is_behind:
-                yield LookSoon()
 
     def preempt(self, at: float) -> Iterator[Action]:
         """Ask leases that yield to give way to requests without room."""

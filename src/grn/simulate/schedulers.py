@@ -12,9 +12,9 @@ from typing import Protocol
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Argument, Holder, Outcome, Profile, Request, Run
-from grn.negotiator.actions import Action, AskYield, Grant, Refuse
+from grn.negotiator.actions import Action, AskYield, Defer, Grant, Refuse
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import JobStarted, Released, Requested, Sampled
+from grn.negotiator.events import Event, JobStarted, Released, Requested, Resumed, Sampled
 from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
@@ -213,7 +213,7 @@ class OfEngine:
             yields=job.yields,
             is_urgent=job.is_urgent,
         )
-        granted = self._told(at, self.engine.handle(Requested(at, request)))
+        granted = self._tell(Requested(at, request))
         if self.forecasts is not None and lease in self.engine.view.waitlist:
             at_once(self.forecasts.current(at))  # as for a user who asks when it will start
         return granted
@@ -234,14 +234,14 @@ class OfEngine:
             ended.asked_bytes,
             resident_bytes=ended.resident_bytes,
         )
-        granted = self._told(at, self.engine.handle(event))
+        granted = self._tell(event)
         return granted + self.looks(at, readings, host)
 
     def looks(
         self, at: float, readings: Sequence[Reading], host: HostReading | None = None
     ) -> list[SimulatedGrant]:
         """Handle a reading of the GPUs and of the host."""
-        return self._told(at, self.engine.handle(Sampled(at, tuple(readings), host=host)))
+        return self._tell(Sampled(at, tuple(readings), host=host))
 
     def reserved_bytes(self, lease: str) -> int:
         """Return what a running job has reserved on each of its GPUs."""
@@ -252,6 +252,15 @@ class OfEngine:
         """Return the leases asked to give way since the last call."""
         asked, self._asked = self._asked, []
         return asked
+
+    def _tell(self, event: Event) -> list[SimulatedGrant]:
+        """Give the engine an event, and let it do what it defers, at the same time."""
+        actions = self.engine.handle(event)
+        granted = self._told(event.at, actions)
+        while Defer(is_soon=True) in actions:
+            actions = self.engine.handle(Resumed(event.at))
+            granted += self._told(event.at, actions)
+        return granted
 
     def _told(self, at: float, actions: Sequence[Action]) -> list[SimulatedGrant]:
         granted = []

@@ -24,8 +24,10 @@ from grn.negotiator.schedule.turns.wait_index import Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
-MAX_WORK = 512  # per event: the rest of a round follows at the next events
-_ASK_WORK = 8  # placing a request costs this many times as much as checking its refusal
+MAX_WORK = 32  # per event, of some 15 us each: the rest of a round follows
+_REFUSAL_WORK = 3  # to find that no GPU has room for a request,
+_PLACE_WORK = 6  # to place it,
+_GRANT_WORK = 12  # and to grant it
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -55,17 +57,22 @@ class Granter:
         self._refusals = Refusals(memory, holdings, needs, self.answers, self._backfill)
         costs = Costs(needs.of, needs.alone_s, loads.of_lease, booked)
         self.preemption = Preemption(rules, holdings, waitlist, costs)
-        self._resume = _BEFORE_ALL  # the turn after which the next round begins
+        self._resume = _BEFORE_ALL  # the turn after which a round continues
+        self._tried = 0  # requests that were placed, or tried to be
+        self.max_work: float = MAX_WORK
 
     # --- which request -------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
-        """True when a round was cut short and continues at the next event."""
-        return self._resume != _BEFORE_ALL
+        """True when a round was cut short and has to continue."""
+        return self._resume != _BEFORE_ALL and len(self._waitlist) > 0
 
-    def to_all(self, at: float) -> Iterator[Lease]:
-        """Offer free GPUs to waiting requests in turn: one round, at most `MAX_WORK` of it."""
+    def to_all(self, at: float, is_continued: bool = False) -> Iterator[Lease]:
+        """Offer free GPUs to waiting requests in turn: one round, at most `max_work` of it.
+
+        A round that was cut short is continued, or begun again where something has changed since.
+        """
         self.follow_processes()
         closed = self._closed(at)
         self._wake()
@@ -87,9 +94,10 @@ class Granter:
             host = self._holdings.host.room()
             return Rooms(partial(rooms.on, reach), left_s, host, booked=booked)
 
-        last, self._resume, work = self._resume, _BEFORE_ALL, 0
+        last = self._resume if is_continued else _BEFORE_ALL
+        self._resume, work = _BEFORE_ALL, 0
         for group in self._waitlist.candidates(last, rooms_on, self.needs.guess()):
-            if work >= MAX_WORK:
+            if work >= self.max_work:
                 self._resume = last
                 break
             last = group.turn
@@ -97,9 +105,11 @@ class Granter:
                 self._waitlist.settle(group)
                 work += 1
                 continue
-            work += _ASK_WORK
+            before = self._tried
             lease = self._offer(group, at, closed)
+            work += _REFUSAL_WORK if self._tried == before else _PLACE_WORK
             if lease is not None:
+                work += _GRANT_WORK
                 yield lease
                 for each in (rooms, rooms_on, beside_bookings):
                     each.cache_clear()
@@ -165,6 +175,7 @@ class Granter:
         if refused is not None:
             self._waitlist.refuse(group, refused)
             return None
+        self._tried += 1
         answer = self.answers.placed(request, needs, shut, head.sequence, booked, at)
         if isinstance(answer, Place):
             self._waitlist.pop(request.key)

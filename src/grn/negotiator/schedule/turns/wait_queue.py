@@ -200,8 +200,10 @@ class Waitlist:
             self._ordered = None
         for number in list(islice(self._misplaced, most)):
             group = self._misplaced.pop(number)
-            self._take_turn(group)
-            self._give_turn(group)
+            head = self._judge(group.head)
+            if head is not group.head or self._rank(head) != group.turn:
+                self._take_turn(group)
+                self._give_turn(group, head)
 
     def settle(self, group: Group) -> None:
         """Keep a group's refusal until something changes."""
@@ -327,11 +329,10 @@ class Waitlist:
             del self._turns[first_from(self._turns, group.turn)]
             self._lines.leave(group)
 
-    def _give_turn(self, group: Group) -> None:
+    def _give_turn(self, group: Group, judged: WaitingRequest | None = None) -> None:
         if group.members:
-            before = group.head
-            head = self._judge(before)
-            if head is not before:
+            head = judged or self._judge(group.head)
+            if head is not group.head:
                 self._ordered = None
                 group.members[head.request.key] = head
                 self._note(head.request.key)
