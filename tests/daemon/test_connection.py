@@ -18,8 +18,8 @@ from grn.daemon.connection import (
     TURN_S,
     BufferBudget,
     ConnectionSettings,
+    ServerConnection,
     Service,
-    Talk,
     Turns,
 )
 
@@ -73,9 +73,9 @@ BUSY, OTHER = 1000, 1001
 class Speaker:
     """The first connections are of one user, the last is of another."""
 
-    def __init__(self, uid: int, talk: Talk) -> None:
+    def __init__(self, uid: int, connection: ServerConnection) -> None:
         self.uid = uid
-        self.send = talk.send
+        self.send = connection.send
 
     def lost(self) -> None:
         pass
@@ -110,12 +110,12 @@ async def _asked(path: str, uids: Sequence[int], work: Work) -> AsyncIterator[li
     settings = ConnectionSettings("test", lambda body: Question(), {Question: work}, 1000, 60.0)
     met: list[Speaker] = []
 
-    def meet(talk: Talk, _: socket.socket) -> Speaker:
-        met.append(Speaker(uids[len(met)], talk))
+    def meet(connection: ServerConnection, _: socket.socket) -> Speaker:
+        met.append(Speaker(uids[len(met)], connection))
         return met[-1]
 
     service = Service(settings, meet)
-    listener = await asyncio.get_running_loop().create_unix_server(service.talk, path)
+    listener = await asyncio.get_running_loop().create_unix_server(service.connection, path)
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in uids]
         for client in clients:

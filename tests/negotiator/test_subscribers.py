@@ -85,10 +85,10 @@ def test_one_user_cannot_follow_without_end(server: Inside) -> None:
 def test_nothing_is_kept_once_nobody_follows(server: Inside) -> None:
     with server.client() as follower:
         follower.ask("follow")
-        assert server.call(lambda: len(server.server.followers)) == 1
+        assert server.call(lambda: len(server.server.subscribers)) == 1
 
-    wait_for(lambda: server.call(lambda: len(server.server.followers)) == 0, "the end")
-    assert server.call(lambda: server.server.followers.feed) is None
+    wait_for(lambda: server.call(lambda: len(server.server.subscribers)) == 0, "the end")
+    assert server.call(lambda: server.server.subscribers.feed) is None
 
 
 def test_a_follower_does_not_keep_an_idle_negotiator_alive(server: Inside) -> None:
@@ -117,7 +117,7 @@ def test_who_reads_too_slowly_gets_all_of_it_again_and_no_endless_rest(server: I
 
 
 def _is_behind(server: Inside) -> bool:
-    return any(place.is_behind for place in server.server.followers.publisher.positions.values())
+    return any(place.is_behind for place in server.server.subscribers.publisher.positions.values())
 
 
 def test_samples_of_gpus_and_of_a_lease_are_offered(server: Inside) -> None:

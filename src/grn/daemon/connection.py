@@ -106,7 +106,7 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._lines: dict[int, deque[Talk]] = {}  # by user, the next one first
+        self._lines: dict[int, deque[ServerConnection]] = {}  # by user, the next one first
         self._used_s: dict[int, float] = {}  # by user, in this turn
         self._ended_at = 0.0
         self._is_due = False
@@ -125,16 +125,16 @@ class Turns:
         if used_s > TURN_S / 2:
             self._end_turn_soon()
 
-    def join(self, uid: int, talk: Talk, has_begun: bool) -> None:
+    def join(self, uid: int, connection: ServerConnection, has_begun: bool) -> None:
         """Put a connection last in the line of its user; first when it has begun an answer.
 
         So a user has at most one unfinished answer in memory, whatever its connections.
         """
         line = self._lines.setdefault(uid, deque())
         if has_begun:
-            line.appendleft(talk)
+            line.appendleft(connection)
         else:
-            line.append(talk)
+            line.append(connection)
         self._end_turn_soon()
 
     def _end_turn_soon(self) -> None:
@@ -152,11 +152,11 @@ class Turns:
         while users and began_at <= ends_at:
             uid = users.popleft()
             line = self._lines.pop(uid)
-            talk = line.popleft()
+            connection = line.popleft()
             if line:
                 self._lines[uid] = line
                 users.append(uid)
-            talk.answer_until(ends_at)
+            connection.answer_until(ends_at)
             self.has_answered(uid, began_at)
             began_at = self._ended_at
         if self._lines:
@@ -167,30 +167,32 @@ class Service:
     """The state that all connections of one service share."""
 
     def __init__(
-        self, manners: ConnectionSettings, meet: Callable[[Talk, socket.socket], Speaker]
+        self,
+        settings: ConnectionSettings,
+        meet: Callable[[ServerConnection, socket.socket], Speaker],
     ) -> None:
-        self.manners = manners
+        self.settings = settings
         self.meet = meet
         self.turns = Turns()
-        self.kept = BufferBudget(manners.kept_bytes_per_user, manners.kept_bytes)
+        self.kept = BufferBudget(settings.kept_bytes_per_user, settings.kept_bytes)
         # Received bytes, cut into frames at once. One buffer for all: asyncio would allocate a
         # block of 256 KiB for each message, which the system maps and unmaps.
         self.arrived = bytearray(1 << 16)
         self.is_closed = False  # clients reconnect to the next service
 
-    def talk(self) -> Talk:
+    def connection(self) -> ServerConnection:
         """Make the protocol of one new connection."""
-        return Talk(self)
+        return ServerConnection(self)
 
 
-class Talk(asyncio.BufferedProtocol):
+class ServerConnection(asyncio.BufferedProtocol):
     """One connection: each message goes to its handler, with the identified client."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._read = service.manners.read
-        self._verbs = service.manners.verbs
-        self._frames = wire.Frames(service.manners.most_bytes)
+        self._read = service.settings.read
+        self._verbs = service.settings.verbs
+        self._frames = wire.Frames(service.settings.most_bytes)
         self._transport: asyncio.Transport | None = None
         self._speaker: Speaker | None = None
         self._todo: deque[bytes] = deque()  # frames that wait for their turn
@@ -286,7 +288,7 @@ class Talk(asyncio.BufferedProtocol):
                 log.warning("action=drop-connection uid=%d reason=%s", self._speaker.uid, reason)
                 self._transport.abort()
 
-        return asyncio.get_running_loop().call_later(self._service.manners.deadline_s, drop)
+        return asyncio.get_running_loop().call_later(self._service.settings.deadline_s, drop)
 
     # --- messages in order -----------------------------------------------------
 
@@ -341,12 +343,12 @@ class Talk(asyncio.BufferedProtocol):
             return
         log.warning("action=drop-connection uid=%d reason=too-much-kept", speaker.uid)
         self._todo.clear()
-        self._frames = wire.Frames(self._service.manners.most_bytes)
+        self._frames = wire.Frames(self._service.settings.most_bytes)
         self._count_kept(0)
         if unread:
             transport.abort()  # it would not read the reason either
             return
-        most = self._service.manners.kept_bytes_per_user
+        most = self._service.settings.kept_bytes_per_user
         text = f"connections of this user have {most >> 20} MiB of unfinished requests already."
         self.turn_away(UsageError(text, "Send them one after the other."))
 
@@ -406,6 +408,6 @@ class Talk(asyncio.BufferedProtocol):
             # A failing request must not end the service for all others; the client gets an error
             # and the log the traceback.
             log.exception("action=answer result=failed")
-            name = self._service.manners.name
+            name = self._service.settings.name
             message_id = message.id if message is not None else None
             self.refuse(message_id, GrnError(f"the {name} failed on this request; see its log."))

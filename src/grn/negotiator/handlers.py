@@ -159,7 +159,7 @@ def follow(peer: Peer, message: negotiator_requests.FollowRequest) -> None:
     """Send a snapshot, then changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
-    peer.server.followers.add(peer, peer.uid, message.id)
+    peer.server.subscribers.add(peer, peer.uid, message.id)
     peer.follows = True
 
 

@@ -20,8 +20,8 @@ from grn.daemon.connection import (
     MAX_KEPT_BYTES,
     MAX_KEPT_BYTES_PER_USER,
     ConnectionSettings,
+    ServerConnection,
     Service,
-    Talk,
     Verbs,
 )
 from grn.errors import GrnError, NotAllowed, UnknownJob, UsageError, from_code
@@ -71,8 +71,8 @@ class Server:
         self.version = version
         self.stop = stop
         self.pages = Pages(loop.view, loop.forecasts)
-        self.followers = Subscribers(loop, self.facts_to_follow)
-        loop.is_followed = lambda: len(self.followers) > 0
+        self.subscribers = Subscribers(loop, self.facts_to_follow)
+        loop.is_followed = lambda: len(self.subscribers) > 0
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
         self.reporters: dict[str, Peer] = {}  # lease -> the client that reports its end
@@ -84,15 +84,15 @@ class Server:
         self.refusals: Counter[int] = Counter()
         self.namespaces = len(inner_pids(os.getpid()))
         self._leaving: deque[Peer] = deque()  # lost clients with requests to withdraw
-        manners = ConnectionSettings(
+        settings = ConnectionSettings(
             "negotiator", negotiator_requests.read, verbs, wire.MAX_REQUEST_BYTES,
             limits.deadline_s, limits.kept_bytes_per_user, limits.kept_bytes,
         )  # fmt: skip
-        self._service = Service(manners, lambda talk, peer: Peer(self, talk, peer))
+        self._service = Service(settings, lambda connection, peer: Peer(self, connection, peer))
 
-    def connection(self) -> Talk:
+    def connection(self) -> ServerConnection:
         """Make the protocol of one new connection."""
-        return self._service.talk()
+        return self._service.connection()
 
     def close(self) -> None:
         """Close all connections; clients reconnect to the next negotiator."""
@@ -106,7 +106,7 @@ class Server:
     @property
     def is_idle(self) -> bool:
         """True when no lease is held and all connected clients only read."""
-        others = self.connections.total() - len(self.followers)
+        others = self.connections.total() - len(self.subscribers)
         return not others and not self.loop.view.leases
 
     def facts(self) -> dict[str, Any]:
@@ -174,39 +174,39 @@ class Server:
 class Peer:
     """One client: its identity, its waiting requests, and its leases."""
 
-    def __init__(self, server: Server, talk: Talk, connection: socket.socket) -> None:
+    def __init__(self, server: Server, connection: ServerConnection, sock: socket.socket) -> None:
         self.server = server
         self.loop = server.loop
-        self.send = talk.send
-        self.push = talk.push
+        self.send = connection.send
+        self.push = connection.push
         self.holder: Holder | None = None
         self.asked: dict[str, int] = {}  # request key -> id of the message to answer
         self.granted: set[str] = set()  # leases this connection asked for
         self._heard: list[str] = []  # leases it ended quietly, to be told with the next grant
         self.follows = False
         self.is_queue = False  # it can end its jobs and run them again
-        self._talk = talk
+        self._connection = connection
         self._is_contained: bool | None = None  # not looked up yet
-        holder, self.uid, pidfd = peer_of(connection)
+        holder, self.uid, pidfd = peer_of(sock)
         server.connections[self.uid] += 1
         if holder is not None and self.loop.holders.watch(holder, pidfd):
             self.holder = holder
         limits, open_now = server.limits, server.connections
         if open_now[self.uid] > limits.connections_per_user:
             most = limits.connections_per_user
-            talk.turn_away(UsageError(f"this user has {most} connections already."))
+            connection.turn_away(UsageError(f"this user has {most} connections already."))
         elif open_now.total() > limits.connections:
-            talk.turn_away(UsageError(f"there are {limits.connections} connections already."))
+            connection.turn_away(UsageError(f"there are {limits.connections} connections already."))
 
     @property
     def is_stuffed(self) -> bool:
         """True while the client reads too few of its answers."""
-        return self._talk.is_stuffed
+        return self._connection.is_stuffed
 
     def lost(self) -> None:
         """Withdraw the client's requests; its leases stay with their processes."""
         if self.follows:
-            self.server.followers.remove(self)
+            self.server.subscribers.remove(self)
         self.server.connections[self.uid] -= 1
         if self.asked:
             self.server.withdraw_all_of(self)
@@ -259,7 +259,7 @@ class Peer:
             return
         self._answered(action.key)
         if isinstance(action, Refuse):
-            self._talk.refuse(message_id, from_code(action.code, action.message, action.hint))
+            self._connection.refuse(message_id, from_code(action.code, action.message, action.hint))
             return
         self.granted.add(action.lease.id)
         if action.lease.request.yields or self.is_queue:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 from grn.client import queue
-from grn.daemon.connection import ConnectionSettings, Service, Talk, Verbs
+from grn.daemon.connection import ConnectionSettings, ServerConnection, Service, Verbs
 from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.job import tag_of
 from grn.proc import pidfd
@@ -54,16 +54,18 @@ class QueueServer:
         self.version = version
         self.stop = stop
         self.hold = hold  # raises when another process is this user's queue
-        self.followers = QueueSubscribers(loop, self)
+        self.subscribers = QueueSubscribers(loop, self)
         most = 8 * MAX_REQUEST_BYTES  # its one client is the user who runs it
-        manners = ConnectionSettings(
+        settings = ConnectionSettings(
             "queue", queue_requests.read, verbs, MAX_REQUEST_BYTES, DEADLINE_S, most, most
         )
-        self._service = Service(manners, lambda talk, peer: QueuePeer(self, talk, peer))
+        self._service = Service(
+            settings, lambda connection, peer: QueuePeer(self, connection, peer)
+        )
 
-    def connection(self) -> Talk:
+    def connection(self) -> ServerConnection:
         """Make the protocol of one new connection."""
-        return self._service.talk()
+        return self._service.connection()
 
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[dict[str, Any]]:
         """Return jobs of the journal as rows for people."""
@@ -136,20 +138,22 @@ class QueueServer:
 class QueuePeer:
     """One client of this user, and the jobs whose ends it waits for."""
 
-    def __init__(self, server: QueueServer, talk: Talk, connection: socket.socket) -> None:
+    def __init__(
+        self, server: QueueServer, connection: ServerConnection, sock: socket.socket
+    ) -> None:
         self.server = server
         self.loop = server.loop
-        self.talk = talk
-        self.send = talk.send
+        self.connection = connection
+        self.send = connection.send
         self.follows = False
         self._is_lost = False
         self._waits: list[tuple[int, Callable[[int], None]]] = []
         self.changes: Changes | None = None  # once this client watches jobs
-        self._connection = connection
-        self.uid = pidfd.credentials(connection)[1]
-        doubt = _doubt(self.uid, connection)
+        self._socket = sock
+        self.uid = pidfd.credentials(sock)[1]
+        doubt = _doubt(self.uid, sock)
         if doubt is not None:
-            talk.turn_away(doubt)
+            connection.turn_away(doubt)
 
     def when_fresh(self, message_id: int, answer: Callable[[], None]) -> None:
         """Answer a message once the waiting reasons are up to date."""
@@ -159,11 +163,11 @@ class QueuePeer:
                 if not self._is_lost:
                     answer()
             except GrnError as error:
-                self.talk.refuse(message_id, error)
+                self.connection.refuse(message_id, error)
             except Exception:  # others wait for the same reasons, and this client for an answer
                 log.exception("action=answer result=failed")
                 text = "the queue failed on this request; see its log."
-                self.talk.refuse(message_id, GrnError(text))
+                self.connection.refuse(message_id, GrnError(text))
 
         self.loop.leases.refresh(answer_now)
 
@@ -171,7 +175,7 @@ class QueuePeer:
         """Drop the client's waits; its jobs are unaffected."""
         self._is_lost = True
         if self.follows:
-            self.server.followers.remove(self.talk)
+            self.server.subscribers.remove(self.connection)
         for job, waiter in self._waits:
             self.loop.notifications.forget(job, waiter)
 
@@ -198,7 +202,7 @@ class QueuePeer:
     def tie(self) -> str:
         """Return the name of this client's process; its jobs are cancelled when that ends."""
         try:
-            return self.loop.submitters.watch_peer(self._connection)
+            return self.loop.submitters.watch_peer(self._socket)
         except ConnectionError as error:
             raise DaemonError(f"not accepted: {error}.") from error
 
@@ -238,7 +242,7 @@ class Ends:
     def _tell_all(self) -> None:
         self._is_pausing = bool(self._untold)
         if self._untold:
-            self._peer.talk.send_all(self._message_id, self._untold)
+            self._peer.connection.send_all(self._message_id, self._untold)
             self._untold = []
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
 
@@ -272,7 +276,7 @@ class Changes:
             del self._untold[job]
         if due:
             rows = [_progress(journal, job) for job in due]
-            self._peer.talk.send_all(self._message_id, [{"progress": row} for row in rows])
+            self._peer.connection.send_all(self._message_id, [{"progress": row} for row in rows])
         if self._untold:
             next_s = max(0.0, min(self._untold.values()) - now)
             asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
@@ -290,12 +294,12 @@ def _unknown(job: int) -> NoReturn:
     raise UnknownJob(f"there is no job {job}.", "See `grn ls`.")
 
 
-def _doubt(uid: int, connection: socket.socket) -> GrnError | None:
+def _doubt(uid: int, sock: socket.socket) -> GrnError | None:
     """Return why a client is refused, or None."""
     if uid != os.getuid():
         return NotAllowed("this queue belongs to another user.")
     try:
-        return queue.apart(connection)
+        return queue.apart(sock)
     except ConnectionError as error:
         return DaemonError(f"{error}.")
 

@@ -160,7 +160,7 @@ def follow(peer: QueuePeer, message: queue_requests.FollowQueueRequest) -> None:
     """Send a snapshot, then changes."""
     if peer.follows:
         raise UsageError("this connection follows already.")
-    peer.server.followers.add(peer.talk, peer.uid, message.id)
+    peer.server.subscribers.add(peer.connection, peer.uid, message.id)
     peer.follows = True
 
 
