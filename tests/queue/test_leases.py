@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,17 @@ def tell(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
             await asyncio.sleep(0)
         await story(leases, queue, negotiator)
         keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
         leases.close()
         server.close()
+        await asyncio.get_running_loop().shutdown_default_executor()
 
-    def run(story: Story) -> None:
+    def run(story: Story, loop: Callable[[], Any] = asyncio.new_event_loop) -> None:
         with tempfile.TemporaryDirectory(prefix="grn-t", dir="/tmp") as folder:
             path = str(Path(folder) / "sock")
             monkeypatch.setenv("GRN_SOCKET", path)
-            asyncio.run(whole(story, path))
+            with closing(loop()) as running:
+                running.run_until_complete(whole(story, path))
 
     return run
 
@@ -243,6 +247,40 @@ def test_an_end_that_was_not_heard_is_told_again(tell: Callable[[Story], None]) 
         assert settled[1:] == [Settlement("oom", was_alone=False, peak_bytes=5)]
 
     tell(story)
+
+
+class TimedLoop(asyncio.SelectorEventLoop):
+    """An event loop that keeps the timers it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def call_at(self, *arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        self.timers.append(super().call_at(*arguments, **options))
+        return self.timers[-1]
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_settled_end_leaves_no_timer_that_wakes_an_idle_queue(
+    tell: Callable[..., None], is_answered: bool
+) -> None:
+    async def story(leases: Leases, queue: Queue, negotiator: Negotiator) -> None:
+        settled = asyncio.Queue[Settlement]()
+        leases.done("L", {"outcome": "ok"}, settled.put_nowait)
+        told = await negotiator.hears("done")
+        if is_answered:
+            negotiator.say(told["id"], ok=True, ended="ok", alone=True, peak=5)
+        else:
+            negotiator.hang_up()
+        await settled.get()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, TimedLoop)
+        assert [
+            one for one in loop.timers if not one.cancelled() and one.when() > loop.time()
+        ] == []
+
+    tell(story, TimedLoop)
 
 
 def test_the_memory_of_all_gpus_is_known_while_there_is_a_negotiator(

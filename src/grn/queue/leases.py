@@ -82,7 +82,8 @@ class Leases(asyncio.Protocol):
         self._cancelled: Counter[int] = Counter()  # requests taken back, by job
         self._status_asked = 0  # number of the question for the negotiator's state
         self._when_fresh: list[Callable[[], None]] = []  # wait for the answer about reasons
-        self._settling: dict[str, Callable[[Settlement], None]] = {}  # by lease
+        # By lease: what waits for its end, and the timer that ends the wait.
+        self._settling: dict[str, tuple[Callable[[Settlement], None], asyncio.TimerHandle]] = {}
         self._lost = asyncio.Event()
         self._wanted = asyncio.Event()
         self.trouble = ""  # why there is no negotiator
@@ -183,8 +184,8 @@ class Leases(asyncio.Protocol):
             then(Settlement())
             return
         self._send()
-        self._settling[lease] = then
-        asyncio.get_running_loop().call_later(SETTLE_S, self._settle, lease, Settlement(), then)
+        in_time = asyncio.get_running_loop().call_later(SETTLE_S, self._settle, lease, Settlement())
+        self._settling[lease] = then, in_time
 
     def _key(self, job: int, attempt: int) -> str:
         """Return the key of a request, the same after a restart of either side.
@@ -252,7 +253,8 @@ class Leases(asyncio.Protocol):
         self._looked_at = 0.0
         self._seen()
         settling, self._settling = self._settling, {}
-        for then in settling.values():
+        for then, in_time in settling.values():
+            in_time.cancel()
             then(Settlement())
         self._refreshed()
         self._lost.set()
@@ -351,13 +353,11 @@ class Leases(asyncio.Protocol):
         for then in waited:
             then()
 
-    def _settle(
-        self, lease: str, settled: Settlement, waiter: Callable[[Settlement], None] | None = None
-    ) -> None:
-        """Call what waits for the end of a lease; after the timeout only if it still waits."""
-        then = self._settling.get(lease)
-        if then is not None and waiter in (None, then):
-            del self._settling[lease]
+    def _settle(self, lease: str, settled: Settlement) -> None:
+        """Call what waits for the end of a lease, and leave no timer to wake an idle queue."""
+        if lease in self._settling:
+            then, in_time = self._settling.pop(lease)
+            in_time.cancel()
             then(settled)
 
 
