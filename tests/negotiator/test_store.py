@@ -98,6 +98,20 @@ def test_the_end_of_a_lease_that_was_kept_is_written_with_the_next_lease(tmp_pat
         assert store.unwritten == 0
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lease_takes_the_row_of_the_one_that_ended(tmp_path: Path, known: bool) -> None:
+    """In one statement; a lease that never had a row is no hindrance."""
+    folder = tmp_path / "state"
+    with a_store(folder) as store:
+        if known:
+            store.write([SaveLease(a_lease("a"))])
+        store.keep([DropLease("lease-a")])
+        store.write([SaveLease(a_lease("b", pid=5))])
+        store.keep([DropLease("lease-b")])
+        store.write([SaveLease(a_lease("c", pid=6))])
+    assert saved(folder).leases == (a_lease("c", pid=6),)
+
+
 def test_what_was_learned_and_kept_is_written_before_it_is_forgotten(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     with a_store(folder) as store:

@@ -20,6 +20,7 @@ from grn.proc.tree import Process
 
 _SPEC = re.compile(r"\s*(\d{1,4})\s*x\s*([^/]+)(?:/nvlink=(\d{1,4}))?\s*", re.IGNORECASE)
 MAX_GPUS = 1024
+FRESH_S = 0.001  # the peak at the end of a lease serves one that begins so soon
 
 
 def parse_virtual(spec: str) -> list[Gpu]:
@@ -63,6 +64,7 @@ class VirtualProbe:
         self._cpu_ticks: dict[Holder, int] = {}
         self._looked_at = time.monotonic()
         self._baseline: dict[str, int] = {}
+        self._last_peak: tuple[Holder | None, int, float] = (None, 0, 0.0)  # and when it was read
 
     async def start(self) -> Inventory:
         """List the GPUs; they are empty."""
@@ -75,9 +77,13 @@ class VirtualProbe:
 
     def begin(self, placement: Placement) -> None:
         """Note the peak memory before a job starts, to separate its own peak."""
-        if placement.holder is not None:
+        if placement.holder is None:
+            return
+        holder, peak, at = self._last_peak
+        if holder != placement.holder or time.monotonic() - at > FRESH_S:
             found = self._resident_and_peak_bytes(placement.holder)
-            self._baseline[placement.lease] = found[1] if found else 0
+            peak = found[1] if found else 0
+        self._baseline[placement.lease] = peak
 
     @property
     def indices_hold(self) -> bool:
@@ -107,6 +113,7 @@ class VirtualProbe:
         if found is None:
             return None
         resident, peak = found
+        self._last_peak = placement.holder, peak, time.monotonic()
         return (peak if peak > before else resident) // len(placement.gpus)
 
     def _resident_and_peak_bytes(self, holder: Holder) -> tuple[int, int] | None:

@@ -152,6 +152,16 @@ def _save_lease(db: sqlite3.Connection, boot: str, action: SaveLease) -> None:
     )
 
 
+def replace_lease(db: sqlite3.Connection, boot: str, old: DropLease, new: SaveLease) -> bool:
+    """Put a lease in the place of another in one step; False where the other is not there."""
+    row = (new.lease.id, boot, _encode(new.lease))
+    changed = db.execute(
+        f"UPDATE leases SET ({LEASE}, checksum) = (?,?,?,?) WHERE id = ?",
+        (*row, checksum(*row), old.lease),
+    )
+    return changed.rowcount == 1
+
+
 def _drop_lease(db: sqlite3.Connection, _boot: str, action: DropLease) -> None:
     db.execute("DELETE FROM leases WHERE id = ?", (action.lease,))
 

@@ -37,7 +37,16 @@ from grn.negotiator.actions import (
 )
 from grn.negotiator.events import Booking, Lease, SaveUse
 from grn.negotiator.learn.memory import profiling
-from grn.negotiator.storage.schema import LEASE, RUN, SCHEMA, START, WRITERS, is_good, read_run
+from grn.negotiator.storage.schema import (
+    LEASE,
+    RUN,
+    SCHEMA,
+    START,
+    WRITERS,
+    is_good,
+    read_run,
+    replace_lease,
+)
 
 log = logging.getLogger(__name__)
 FILE_NAME = "negotiator.sqlite3"
@@ -176,13 +185,11 @@ class Store:
             return
         if self._failure is not None and time.monotonic() < self._retry_at:
             return
-        is_one_step = len(self._unwritten) == 1 and type(self._unwritten[0]) is not SaveRun
         try:
-            if not is_one_step:  # one statement is a transaction by itself
+            if not self._is_written_in_one_step():
                 self._db.execute("BEGIN IMMEDIATE")
-            for action in self._unwritten:
-                WRITERS[type(action)](self._db, self._boot, action)
-            if not is_one_step:
+                for action in self._unwritten:
+                    WRITERS[type(action)](self._db, self._boot, action)
                 self._db.execute("COMMIT")
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
@@ -197,6 +204,18 @@ class Store:
                 log.warning("action=saved-again path=%s", self.path)
             self._note_written()
             self._unwritten, self._failure = [], None
+
+    def _is_written_in_one_step(self) -> bool:
+        """Try to write with one statement, which is a transaction by itself."""
+        match self._unwritten:
+            case [SaveRun()]:
+                return False
+            case [action]:
+                WRITERS[type(action)](self._db, self._boot, action)
+                return True
+            case [DropLease() as old, SaveLease() as new]:
+                return replace_lease(self._db, self._boot, old, new)
+        return False
 
     @property
     def unwritten(self) -> int:
