@@ -434,9 +434,9 @@ class Runs:
         most = self._memory.most_of_alike(lease.request, model)
         if most:
             keep = profiling.trimmed_bytes(watch, most, capacity)
-        elif most is None or self._memory.is_grower(lease.request.job_type):
+        elif self._memory.is_grower(lease.request.job_type):
             return
-        else:  # no run had the same arguments: as after a first run
+        else:  # no run like it has ended well: as after a first run
             keep = profiling.shrunk_bytes(watch, at, capacity)
         trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
         if trimmed != lease:
