@@ -269,6 +269,8 @@ def test_a_sibling_of_a_first_run_that_still_goes_keeps_what_that_one_has_shown(
 
     story.passes(100)
     assert story.reserved("a") == before > 6 * GiB
+    story.passes(200)  # flat for four times as long as a first run: it has loaded all
+    assert story.reserved("a") < 3 * GiB
 
 
 @pytest.mark.parametrize(

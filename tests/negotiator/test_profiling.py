@@ -210,10 +210,6 @@ def test_headroom_is_wide_after_one_run_and_five_percent_after_many_alike():
     assert by_count[-1] == pytest.approx(0.05, abs=0.001)
 
 
-def test_headroom_is_wider_where_peaks_differ():
-    assert headroom(2 * GiB, 4 * GiB, 8 * GiB) > headroom(8 * GiB, 8 * GiB, 8 * GiB)
-
-
 def test_an_estimate_says_why():
     one = profiling.estimate(a_profile(4 * GiB), CAPACITY)
     two = profiling.estimate(a_profile(4 * GiB, 3 * GiB), CAPACITY)

@@ -74,12 +74,12 @@ def logs(*sizes: float) -> list[float]:
     return [math.log(size) for size in sizes]
 
 
-def test_the_headroom_is_how_far_the_largest_lie_apart_not_how_much_all_differ() -> None:
-    margin = Margin()
-    two_modes = margin.headroom(logs(1, 1, 1, 1, 1, 3, 3, 3))
-    even = margin.headroom(logs(1, 1.2, 1.4, 1.6, 1.9, 2.2, 2.6, 3))
+def test_the_headroom_falls_with_the_number_of_runs_however_much_they_differ() -> None:
+    margin = Margin(spread=0.5)
 
-    assert two_modes < 0.25 < even
+    assert margin.headroom(logs(1)) > 1.0
+    assert 0.2 < margin.headroom(logs(1, 3)) < 0.4
+    assert margin.headroom(logs(1, 1, 1, 1, 1, 3, 3, 3)) == pytest.approx(0.05)
 
 
 def test_a_type_with_few_runs_is_believed_to_differ_as_much_as_others() -> None:
@@ -90,10 +90,9 @@ def test_a_type_with_few_runs_is_believed_to_differ_as_much_as_others() -> None:
 
 
 def test_no_type_is_believed_to_differ_more_than_any_has() -> None:
-    wide = [1.0, 1.5, 2.2, 3.3]
-
-    assert Margin().headroom(logs(*wide)) > 0.4
-    assert Margin(max_span=math.log(3.3)).headroom(logs(*wide)) == pytest.approx(0.105, abs=0.01)
+    assert Margin(spread=0.5).headroom(logs(1)) > 1.0
+    bound = Margin(spread=0.5, max_span=math.log(1.5)).headroom(logs(1))
+    assert bound == pytest.approx(0.66, abs=0.01)
 
 
 def test_spans_count_once_three_types_have_shown_theirs() -> None:
@@ -106,6 +105,33 @@ def test_spans_count_once_three_types_have_shown_theirs() -> None:
     assert (experience.margin.span, experience.margin.max_span) == (0.4, math.inf)
     experience.shown(2, 0.1, 1.2, 5)  # and not how much they differ at most
     assert (experience.margin.span, experience.margin.max_span) == (0.4, 1.2)
+
+
+WIDTHS: tuple[tuple[Argument, ...], ...] = tuple((("width", float(n)),) for n in (1, 2, 4))
+
+
+def test_arguments_do_not_tell_while_runs_with_the_same_ones_differ() -> None:
+    widths = [a_run(size * GiB, arguments=WIDTHS[size % 2]) for size in (2, 3, 6)]
+    vain = [a_run(size * GiB, arguments=WIDTHS[0]) for size in (2, 3, 5, 8, 13)]
+    others = [a_profile(*vain, job_type=f"other{number}") for number in range(3)]
+    telling = Story(some_gpus(1), profiles=(a_profile(*widths),))
+    unsure = Story(some_gpus(1), profiles=(a_profile(*widths), *others))
+    for story in (telling, unsure):
+        story.asks("a", arguments=WIDTHS[1])
+
+    assert telling.reserved("a") < 5 * GiB
+    assert unsure.reserved("a") > 6 * GiB
+
+
+def test_a_larger_argument_needs_no_less_than_a_smaller_one_although_its_run_is_flat() -> None:
+    story = Story(some_gpus(2), profiles=(a_profile(a_run(8 * GiB, arguments=WIDTHS[0])),))
+    story.asks("first", arguments=WIDTHS[2])
+    story.memory["first"] = 2 * GiB
+    story.passes(100)
+    story.asks("a", arguments=WIDTHS[2])
+
+    assert story.reserved("first") < 3 * GiB
+    assert story.reserved("a") > 8 * GiB
 
 
 def test_headroom_may_lie_in_half_of_the_guard_and_what_runs_have_used_may_not() -> None:

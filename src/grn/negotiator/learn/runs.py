@@ -436,7 +436,10 @@ class Runs:
             keep = profiling.trimmed_bytes(watch, most, capacity)
         elif self._memory.is_grower(lease.request.job_type):
             return
-        else:  # no run like it has ended well: as after a first run
+        elif most is None and not watch.is_flat(at, profiling.LOW_LONGER * self._rules.flat_s):
+            self._holdings.watches[lease.id] = watch  # it may have loaded only a part
+            return
+        else:  # no run had the same arguments, or none has ended: as after a first run
             keep = profiling.shrunk_bytes(watch, at, capacity)
         trimmed = replace(lease, reserved=tuple(min(before, keep) for before in lease.reserved))
         if trimmed != lease:

@@ -271,6 +271,8 @@ class ByArguments:
 
     def _in_group(self, given: dict[str, float | str], margin: Margin) -> tuple[int, str] | None:
         groups, line = self.groups, self.line
+        if margin.are_arguments_vain:
+            return None
         if groups is None or given.get(groups.name) not in groups.largest_bytes:
             return None
         if line is not None and len(line.names) > 1:
@@ -284,7 +286,7 @@ class ByArguments:
 
     def _alike(self, given: tuple[Argument, ...], margin: Margin) -> tuple[int, str] | None:
         same = self.same.get(mattering(given))
-        if same is None:
+        if same is None or margin.are_arguments_vain:
             return None
         largest, headroom = max(same.sizes), margin.headroom(same.logs)
         text = f"{show_size(largest)} at most in {show_runs(len(same.sizes))} like it"

@@ -16,8 +16,6 @@ FIRST_SPREAD, MIN_SPREAD, MAX_SPREAD = 0.15, 0.03, 0.6
 FIRST_CHANCE, MIN_CHANCE, MAX_CHANCE = 0.02, 0.005, 0.1
 ENOUGH_RUNS = 5  # of a type, to compute the spread of its peaks
 LAST_RUNS = 20  # the latest runs, for the same
-_PRIOR_GAPS = 3.0  # the runs of all types count as this many distances between peaks of a type
-_TOP = 4  # the largest quarter of the peaks shows how far the next may lie above them
 _SPARE = 0.1  # added to the span: the largest may not have occurred yet
 _ENOUGH_TYPES = 3  # before their spans count for others
 _IMAGINED = 2  # imagined types with the prior spread, so that one type does not set the rule
@@ -41,18 +39,12 @@ class Margin:
     def headroom(self, logs: Sequence[float]) -> float:
         """Return the share to add to the largest peak, given the logarithms of all.
 
-        The next peak lies above the largest with a chance of one in `count + 1`, and then about as
-        far above it as the largest ones lie apart.
+        It falls with the square of their number: the next peak lies above the largest of `count`
+        once in `count + 1`, and then mostly finds free memory. While there are few, the peaks of a
+        type are believed to lie as far apart as those of the middle type.
         """
         count, own_span = len(logs), max(logs) - min(logs)
-        if count == 1:
-            over = self._quantile() * self.spread
-        else:
-            top = sorted(logs, reverse=True)[: 1 + max(1, count // _TOP)]
-            prior = self.spread / max(1.0, math.sqrt(2 * math.log(count)))
-            gaps = sum(top[0] - each for each in top[1:])
-            step = (_PRIOR_GAPS * prior + gaps) / (_PRIOR_GAPS + len(top) - 1)
-            over = step * max(0.0, -math.log((count + 1) * self.chance))
+        over = self._quantile() * self.spread / count**2
         if count < ENOUGH_RUNS:
             over = max(over, self.span - own_span)
         return _share(min(over, self.max_span + _SPARE - own_span))
@@ -63,6 +55,11 @@ class Margin:
 
     def _quantile(self) -> float:
         return NormalDist().inv_cdf(1 - self.chance)
+
+    @property
+    def are_arguments_vain(self) -> bool:
+        """True when runs with the same arguments differ: these tell little of a type's memory."""
+        return self.spread > FIRST_SPREAD
 
     def is_near(self, other: Margin) -> bool:
         """True when another margin leads to nearly the same estimates."""

@@ -31,7 +31,7 @@ SETTLED_HEADROOM = 0.05  # of a run that is as old as any run was when it had ne
 QUIET_S = 15.0  # such a run has not risen for this long,
 SLOWER = 1.5  # and is this many times as old: runs beside others take longer
 _LOW = 0.8  # of the smallest peak so far: a run with less may have loaded only a part,
-_LOW_LONGER = 4.0  # and is watched this many times as long
+LOW_LONGER = 4.0  # and is watched this many times as long, as is one that no ended run is like
 ENOUGH_BLANKS = 10  # this many samples without memory show that a job uses none
 DRIFT_RUNS = 5  # runs of an older code that still count, and runs that show a changed peak
 _APART = 1.1  # how many times larger all peaks on one side of a change are
@@ -133,7 +133,7 @@ class Settling:
         if watch.rose_at is None:
             return False
         is_low = watch.peak_bytes < _LOW * self.least_bytes
-        longer = _LOW_LONGER if is_low else 1.0
+        longer = LOW_LONGER if is_low else 1.0
         age_s, quiet_s = at - watch.began_at, at - watch.rose_at
         return quiet_s >= longer * QUIET_S and age_s >= longer * (SLOWER * self.grown_s + QUIET_S)
 

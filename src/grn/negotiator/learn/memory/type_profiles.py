@@ -388,6 +388,8 @@ class TypeProfiles:
             return Need(min(capacity_bytes, max(need, floor)), False, because)
         running = self.running.sibling_bytes(request, known.profile.model)
         if running is not None:
+            if running < estimate.need_bytes:  # other values took more than this larger one
+                return Need(max(floor, estimate.need_bytes), False, estimate.because)
             shown = min(capacity_bytes, max(running, floor))
             return Need(shown, False, "a run that is still going is flat at that")
         if told.line is None or beyond.name not in (told.line.text, *told.line.names):
