@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import sys
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,6 @@ from tests.web.conftest import Server
 READS = [
     *("/api/jobs", "/api/failed"),
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
-    "/api/bookings",
     *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/job/1/output", "/api/lease/abcd1234"),
 ]
 WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]
@@ -425,18 +425,27 @@ def test_several_jobs_are_named_by_ranges(server, submit):
     assert server.request("POST", "/api/jobs/cancel", {"jobs": "1,3"})[1]["cancelled"] == [1, 3]
 
 
+def now(server: Server) -> dict[str, Any]:
+    """Return the first picture of the stream."""
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+    line.request("GET", "/api/stream", headers={"Authorization": f"Bearer {server.session}"})
+    text = line.getresponse().readline().removeprefix(b"data: ")
+    line.close()
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def test_bookings_are_shown_and_removed(server, story):
     server.unlock()
     story.start(*GRN, "book", "--from", "now+10h", "--for", "1h").ended_well()
 
-    _, answer, _ = server.request("GET", "/api/bookings")
-    (row,) = answer["bookings"]
+    (row,) = now(server)["bookings"]
     assert (row["gpus_asked"], row["state"], len(row["gpus"])) == (1, "ahead", 1)
     for wrong in (None, "1", -1, True):
         assert server.request("POST", "/api/unbook", {"booking": wrong})[0] == 400
     assert server.request("POST", "/api/unbook", {"booking": row["id"] + 1})[0] == 404
     assert server.request("POST", "/api/unbook", {"booking": row["id"]})[0] == 200
-    assert server.request("GET", "/api/bookings")[1] == {"bookings": []}
+    wait_for(lambda: not now(server)["bookings"], "the booking to be gone")
 
 
 def test_short_jobs_do_not_hide_a_long_one_from_the_timeline(server, submit, story):

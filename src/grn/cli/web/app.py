@@ -80,7 +80,6 @@ class Page:
             Route("/api/forget", self._closed(self.forget), methods=write),
             Route("/api/history", self._closed(self.history), methods=read),
             Route("/api/timeline", self._closed(self.timeline), methods=read),
-            Route("/api/bookings", self._closed(self.bookings), methods=read),
             Route("/api/unbook", self._closed(self.unbook), methods=write),
             Route("/api/profiles", self._closed(self.profiles), methods=read),
             Route("/api/sweeps", self._closed(self.sweeps), methods=read),
@@ -181,9 +180,6 @@ class Page:
         past, is_partial = await asyncio.to_thread(queries.timeline, since)
         spans = queries.spans(picture, since, past)
         return JSONResponse({"spans": [span.row() for span in spans], "is_partial": is_partial})
-
-    async def bookings(self, request: Request) -> Response:
-        return JSONResponse({"bookings": await asyncio.to_thread(queries.bookings)})
 
     async def profiles(self, request: Request) -> Response:
         return JSONResponse({"profiles": await asyncio.to_thread(queries.profiles)})

@@ -63,6 +63,7 @@ def now(picture: Snapshot) -> Row:
         "is_lost": is_lost,
         "trouble": trouble,
         "queue_trouble": picture.trouble[QUEUE] or picture.queue.trouble,
+        "bookings": [] if is_lost else [_named(row) for row in picture.negotiator.bookings],
         "nodes": [] if picture.trouble[QUEUE] else [_node(node) for node in _sorted_nodes(picture)],
         "uid": os.getuid(),
     }
@@ -109,7 +110,7 @@ def _node(node: NodeRow) -> Row:
     return row | ({"heard_at": None} if node.state == "up" else {})
 
 
-def _named(row: LeaseRow | WaitingRow | EndRow) -> Row:
+def _named(row: LeaseRow | WaitingRow | EndRow | BookingRow) -> Row:
     return {**as_json(row), "user_name": user_name(row.user)}
 
 
@@ -261,12 +262,6 @@ def _ended(row: JobRow) -> Row:
         "is_bad": _is_bad(row),
         "text": "" if row.text == row.reason else row.text,
     }
-
-
-def bookings() -> list[Row]:
-    """Return all bookings, with the names that their users have here."""
-    rows = read_all(BookingRow, ask_once({"op": "bookings"})["bookings"])
-    return [{**as_json(row), "user_name": user_name(row.user)} for row in rows]
 
 
 def profiles() -> list[Row]:

@@ -10,7 +10,7 @@ import { sweepsView, sweepView } from "./sweeps.js";
 
 const VIEWS = { now: nowView, timeline: timelineView, bookings: bookingsView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, lease: leaseView };
 
-export const state = { gpus: [], leases: [], loads: [], jobs: [], nodes: [], counts: {}, running: 0, waiting: 0, shown: 0, trouble: "", isKnown: false };
+export const state = { gpus: [], leases: [], loads: [], jobs: [], nodes: [], bookings: [], counts: {}, running: 0, waiting: 0, shown: 0, trouble: "", isKnown: false };
 const TAB_MS = 400;
 let session = sessionStorage.getItem("grn-session") || "";
 let view = null;

@@ -18,21 +18,16 @@ const time = (at) => new Date(at * 1000).toLocaleTimeString([], CLOCK);
 const day = (at) => new Date(at * 1000).toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" });
 
 export function bookingsView(root) {
-  let found = null, week = 0, drawn = "", timer = 0;
+  let found = [], week = 0, drawn = "";
   const act = (text, does) => el("button", { class: "act", type: "button", onclick: does }, text);
   const go = (to) => { week = Math.min(WEEKS - 1, Math.max(0, to)); draw(true); };
   const title = el("b", {}), box = el("div", { class: "chartbox" }), list = el("div");
   root.append(el("h1", {}, "Bookings"), el("div", { class: "tools" }, act("‹", () => go(week - 1)), act("This week", () => go(0)), act("›", () => go(week + 1)), title), box, el("h2", {}, "All bookings"), list);
 
-  async function load() {
-    try {
-      found = (await ask("/api/bookings")).bookings;
-      draw();
-    } catch (error) { box.replaceChildren(trouble(error)); }
-  }
-
   function draw(isForced = false) {
-    if (!found) return;
+    if (!state.isKnown) return;
+    if (state.is_lost) { drawn = ""; return box.replaceChildren(trouble(state.trouble)); }
+    found = state.bookings;
     const picture = JSON.stringify([found, state.gpus.map((gpu) => gpu.index), Math.floor(now() / 60)]);
     if (picture === drawn && !isForced) return;
     drawn = picture;
@@ -96,11 +91,9 @@ export function bookingsView(root) {
     try {
       await ask("/api/unbook", { method: "POST", body: JSON.stringify({ booking: one.id }) });
       toast(`Removed booking ${one.id}.`);
-      load();
     } catch (error) { toast(plain(error.message), { isBad: true }); }
   }
 
-  load();
-  timer = setInterval(load, 5000);
-  return { update: () => draw(), close: () => clearInterval(timer) };
+  draw();
+  return { update: () => draw(), close: () => {} };
 }

@@ -47,7 +47,7 @@ export function nowView(root) {
 
   function update() {
     if (!state.isKnown) return;
-    const picture = JSON.stringify([state.gpus, state.host, state.leases, state.nodes, state.trouble, state.queue_trouble, state.loads, state.running, state.waiting, state.next_start_at, state.is_drained]);
+    const picture = JSON.stringify([state.gpus, state.host, state.leases, state.nodes, state.trouble, state.queue_trouble, state.loads, state.running, state.waiting, state.next_start_at, state.is_drained, state.bookings]);
     if (picture !== drawnHead) { drawnHead = picture; head.replaceChildren(...machine()); }
     if (!isAsked()) drawList();
     else if (!timer) timer = setTimeout(() => { timer = 0; load(); }, 1000);
@@ -110,6 +110,15 @@ export function readings(gpu) {
   return [...known(gpu.temperature_c, "°C"), ...known(gpu.power_w, "W"), ...known(gpu.clock_mhz, "MHz"), ...known(gpu.load_pct, "% busy")].join(" · ");
 }
 
+// Who has booked a GPU now, or next within a day.
+function booked(gpu) {
+  const one = state.bookings.find((row) => row.gpus.includes(gpu.index) && row.from_at < now() + 86400);
+  if (!one) return null;
+  const hour = (at) => new Date(at * 1000).toLocaleString([], { weekday: "short", hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  const when = one.state === "active" ? `until ${hour(one.until_at)}` : `from ${hour(one.from_at)} to ${hour(one.until_at)}`;
+  return el("small", {}, el("a", { href: "#/bookings" }, `Booked for ${plain(one.user_name)} ${when}`));
+}
+
 function card(gpu, leases, node = "") {
   const here = leases.filter((lease) => lease.gpus.includes(gpu.index));
   const title = node ? `GPU ${gpu.index} of ${plain(node)}` : `GPU ${gpu.index}`;
@@ -120,6 +129,7 @@ function card(gpu, leases, node = "") {
     el("div", { class: "bar" }, bar(gpu, here, node)),
     el("div", { class: "top" }, el("small", {}, free), el("small", {}, readings(gpu))),
     el("div", { class: "legend" }, here.slice(0, 8).map((lease) => el("span", {}, style(el("i"), { background: colour(leaseKey(lease, node)) }), leaseLink(lease, node))), here.length > 8 ? el("span", {}, `and ${here.length - 8} more`) : null),
+    node ? null : booked(gpu),
     (gpu.idle_strangers || []).slice(0, 4).map((one) => el("small", { class: "soft" }, `Process ${one.pid}${one.user_name ? ` of ${plain(one.user_name)}` : ""}, without a lease, holds ${size(one.used_bytes)} and is idle`, one.idle_since_at ? [" for ", since(one.idle_since_at)] : "")));
 }
 
