@@ -14,14 +14,8 @@ from typing import Any
 import pytest
 
 from grn import wire
-from grn.daemon.connection import (
-    TURN_S,
-    BufferBudget,
-    ConnectionSettings,
-    ServerConnection,
-    Service,
-    Turns,
-)
+from grn.daemon.connection import ConnectionSettings, ServerConnection, Service
+from grn.daemon.turns import TURN_S, BufferBudget, Turns
 
 MiB = 1 << 20
 

@@ -31,7 +31,7 @@ IDLE_S = 2.0
 # Be the negotiator without the bound on what is kept for connections.
 UNBOUNDED = """
 import sys
-from grn.daemon.connection import BufferBudget
+from grn.daemon.turns import BufferBudget
 from grn.negotiator.__main__ import main
 BufferBudget.is_over = lambda self, uid, of_connection: False
 sys.exit(main())
