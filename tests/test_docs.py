@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from grn.cli import app
+from grn.cli import app, catalog
 from grn.cli.commands.run import leased_command
 from grn.errors import BY_CODE
 from grn.model.units import GiB
@@ -84,7 +84,7 @@ def test_every_variable_is_mentioned(name: str) -> None:
 
 def commands() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(app.grn)
-    for name in app.COMMANDS:
+    for name in catalog.COMMANDS:
         command = app.grn.get_command(context, name)
         assert command is not None
         yield name, command

@@ -127,9 +127,9 @@ def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
 
 def load() -> None:
     """Import all that commands and the negotiator will want."""
-    from grn.cli import app
+    from grn.cli import catalog
 
-    for name, (where, _) in app.COMMANDS.items():
+    for name, (where, _) in catalog.COMMANDS.items():
         if name not in COLD:
             importlib.import_module(where.partition(":")[0])
     others = ("grn.cli.commands.queue.submit", "rich.console", "uvicorn", "grn.queue.sites.fleet")

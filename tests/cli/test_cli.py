@@ -14,7 +14,7 @@ import click
 import pytest
 
 import grn as package
-from grn.cli import app
+from grn.cli import app, catalog
 from grn.errors import BY_CODE, DaemonNotRunning
 from tests.cli.live import GRN, Shell
 from tests.harness import Story
@@ -25,7 +25,7 @@ Start = Callable[..., Any]
 def commands() -> Iterator[tuple[str, click.Command]]:
     """List all commands by the words that call them, with those inside of groups."""
     context = click.Context(app.grn)
-    for name in app.COMMANDS:
+    for name in catalog.COMMANDS:
         command = app.grn.get_command(context, name)
         assert command is not None
         yield name, command
@@ -46,16 +46,16 @@ def test_help_lists_every_command_in_a_line(grn: Shell) -> None:
     ended = grn("--help")
 
     assert (ended.code, ended.err) == (0, "")
-    for name, (_, text) in app.COMMANDS.items():
+    for name, (_, text) in catalog.COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(text[:30])}", ended.out, re.MULTILINE), name
     assert "Exit status:" in ended.out
     assert "grn start --virtual 2x2GiB" in " ".join(ended.out.split())
 
 
 def test_each_command_is_in_one_section_of_the_help() -> None:
-    listed = [name for names in app.SECTIONS.values() for name in names.split()]
+    listed = [name for names in catalog.SECTIONS.values() for name in names.split()]
 
-    assert sorted(listed) == sorted(app.COMMANDS)
+    assert sorted(listed) == sorted(catalog.COMMANDS)
 
 
 def test_no_command_at_all_teaches_too(grn: Shell) -> None:
@@ -109,7 +109,7 @@ def test_every_command_says_what_it_does_and_every_flag_what_it_means(words: str
             assert option.help, f"{words} {option.opts}"
 
 
-@pytest.mark.parametrize("name", [name for name in app.COMMANDS if name != "submit"])
+@pytest.mark.parametrize("name", [name for name in catalog.COMMANDS if name != "submit"])
 def test_every_command_shows_an_example(name: str) -> None:
     command = ALL[name]
     text = command.get_help(click.Context(command, info_name=f"grn {name}"))
@@ -382,7 +382,9 @@ def test_completion_offers_commands_and_flags(grn: Shell) -> None:
         env = {"_GRN_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(word)}
         return grn(env=env).out
 
-    assert set(app.COMMANDS) <= {line.partition(",")[2] for line in offered("grn ", 1).splitlines()}
+    assert set(catalog.COMMANDS) <= {
+        line.partition(",")[2] for line in offered("grn ", 1).splitlines()
+    }
     assert "--json" in offered("grn gpus --", 2)
     assert "forget" in offered("grn profiles f", 2)
     assert offered("grn help su", 2) == "plain,submit\n"

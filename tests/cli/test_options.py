@@ -10,7 +10,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from grn.cli import app, options, quick
+from grn.cli import app, catalog, options, quick
 from grn.cli.help import GrnCommand, man_page
 
 SEED = 7
@@ -86,7 +86,7 @@ def test_the_help_of_sweep_has_its_options_and_commands(capsys: pytest.CaptureFi
 
 
 def test_every_command_has_examples() -> None:
-    assert set(app.EXAMPLES) == set(app.COMMANDS)
+    assert set(catalog.EXAMPLES) == set(catalog.COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_shells_complete_flags_states_and_commands(words: list[str], begun: str,
 
 
 def test_every_command_has_a_manual_page() -> None:
-    for name in app.COMMANDS:
+    for name in catalog.COMMANDS:
         command = app.grn.get_command(click.Context(app.grn), name)
         assert command is not None
         text = man_page(f"grn {name}", command, click.Context(command))

@@ -20,7 +20,7 @@ import sys
 import time
 
 import grn
-from grn.cli import app, fork_client
+from grn.cli import catalog, fork_client
 from grn.client.queue import apart
 from grn.proc import pidfd, spawn
 
@@ -35,7 +35,14 @@ FILES = 4  # standard input, output and error, and the folder
 LISTENER, QUEUE = 0, 1  # our files: the socket of the clients, and a pipe that ends with the queue
 # What an interpreter or a library reads once, at its start.
 _AT_START = (b"PYTHON", b"LC_", b"LANG", b"LD_")
-_LATER = ("grn.cli.main", "grn.cli.guard", "grn.client.submit", "grn.client.logs", "rich.console")
+_LATER = (
+    "grn.cli.app",
+    "grn.cli.main",
+    "grn.cli.guard",
+    "grn.client.submit",
+    "grn.client.logs",
+    "rich.console",
+)
 
 
 class Running:
@@ -113,7 +120,7 @@ def _accept(listener: socket.socket, running: Running) -> None:
 
 def _load() -> None:
     """Import what commands will want."""
-    names = {app.COMMANDS[name][0].partition(":")[0] for name in fork_client.SERVED}
+    names = {catalog.COMMANDS[name][0].partition(":")[0] for name in fork_client.SERVED}
     for name in (*sorted(names), *_LATER):
         importlib.import_module(name)
     gc.collect()
