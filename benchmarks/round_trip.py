@@ -1,7 +1,8 @@
 """What a lease costs: acquire + release on an idle machine against a bare echo over a unix socket.
 
 The floor is the least that any daemon can cost: a process that does nothing but send back the
-150 bytes it receives, with a blocking client; two round trips of it, since a lease takes two.
+150 bytes it receives, with a blocking client. Two round trips of it: a lease is a question with an
+answer, and a report that has one too unless nothing is measured at its end, as on virtual GPUs.
 """
 
 from __future__ import annotations
