@@ -450,6 +450,7 @@ def test_a_cluster_of_another_version_is_told_in_one_line(homes: Homes, rig: Ray
         job = home.at_cloud("true")
         home.why_says(job, "runs Ray 1.2.3 and Python 3.")
         home.why_says(job, f"and here is Ray {version} and Python 3.")
+        home.why_says(job, ": `pip install ray==1.2.3`")
         assert home.job(job)["state"] == "queued"
     finally:
         rig.run(code, version, before="ray.__version__ = '1.2.3'")

@@ -356,7 +356,7 @@ def test_a_pilot_that_slurm_has_forgotten_is_told(home: Home, slurm: Slurm) -> N
 def test_a_refused_pilot_is_shown_and_the_job_waits(homes: Homes, slurm: Slurm) -> None:
     home = homes('partition = "nowhere"')
     job = home.at_uni("true")
-    home.has_trouble("Invalid partition")
+    home.has_trouble("Invalid partition name specified; `grn site check uni` tells more")
     wait_for(lambda: "Invalid partition" in home.job(job)["why"], lambda: home.job(job)["why"])
     assert home.job(job)["state"] == "queued"
     home.write_site()

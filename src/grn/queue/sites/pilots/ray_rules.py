@@ -138,8 +138,15 @@ def why_unreachable(address: str, error: BaseException) -> str:
     if "Version mismatch" in said:
         versions = re.findall(r"(Ray|Python): (\S+)", said)
         if len(versions) == 4:
-            there, here = (" and Python ".join(two) for two in _pairs(versions))
-            return f"the cluster at {address} runs Ray {there}, and here is Ray {here}"
+            there, here = _pairs(versions)
+            python = there[1] != here[1]
+            remedy = (
+                f"run grn with Python {there[1]}" if python else f"`pip install ray=={there[0]}`"
+            )
+            return (
+                f"the cluster at {address} runs Ray {' and Python '.join(there)}, and here is Ray"
+                f" {' and Python '.join(here)}: {remedy}"
+            )
     if "This node has an IP address" in said:
         return (
             f"this machine is no node of the cluster at {address}:"

@@ -414,7 +414,8 @@ class SlurmAdapter:
             batch = script(self._site, self._queue_id)
             answer = run("sbatch", "--parsable", *options(self._site, self._queue_id), data=batch)
             self._changed_at = now
-            self._note("sbatch", answer.trouble)
+            more = f"; `grn site check {self._site.name}` tells more"
+            self._note("sbatch", answer.trouble and f"{answer.trouble}{more}")
             if not answer.is_good:
                 self._backoff.failed(now)
                 return
