@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from pathlib import Path
 
-from tests.harness import faketime, wait_for
+from tests.harness import DEADLINE_S, faketime, wait_for
 from tests.queue_faults.conftest import Rigs
 from tests.queue_faults.rig import Rig, pause
 
 LIMIT_S = 1.5
 JUMP_S = 0.02
-LATE_S = 20.0  # a busy machine is late, and a clock that jumps by years is later
+LATE_S = 20.0  # a mutant's limits may come in years
 
 
 class Clock:
@@ -53,23 +52,22 @@ class Clock:
         temporary.rename(self._path)
 
 
-def _limits(rig: Rig, clock: Clock) -> list[str]:
+def _limits(rig: Rig, clock: Clock, late_s: float = DEADLINE_S) -> list[str]:
     """Run jobs with time limits while the clock jumps; return which ended too early or too late."""
     rig.start(**clock.env)
     with clock:
         patient = [rig.submit(["sleep", "1"], time_limit_s=1000.0) for _ in range(4)]
-        began = time.monotonic()
         hasty = [rig.submit(["sleep", "100"], time_limit_s=LIMIT_S) for _ in range(4)]
         complaints = [
             f"a job with much time ended as {row['reason']}"
             for row in map(rig.ended, patient)
             if row["reason"] != "ok"
         ]
-        for row in map(rig.ended, hasty):
-            if row["reason"] != "timed-out" or not LIMIT_S <= row["ran_s"] < LATE_S:
+        if complaints:  # a mutant: its other jobs might end in years
+            return complaints
+        for row in (rig.ended(job, late_s) for job in hasty):
+            if row["reason"] != "timed-out" or not LIMIT_S <= row["ran_s"] < late_s:
                 complaints.append(f"{row['reason']} after {row['ran_s']} s, not {LIMIT_S}")
-        if time.monotonic() - began > 2 * LATE_S:
-            complaints.append("a time limit came late")
     return complaints
 
 
@@ -83,7 +81,7 @@ def test_time_limits_do_not_care_for_the_wall_clock(rig: Rig, seed: int) -> None
 def test_the_check_finds_out_a_shim_that_measures_by_the_wall_clock(rigs: Rigs, seed: int) -> None:
     rig = rigs("wall-clock")
     try:
-        complaints = _limits(rig, Clock(rig, seed))
+        complaints = _limits(rig, Clock(rig, seed), LATE_S)
     except AssertionError as error:  # a clock that jumped back makes some jobs last for years
         complaints = [str(error)]
 
@@ -98,16 +96,16 @@ def test_the_order_of_jobs_does_not_care_for_the_wall_clock(rig: Rig, seed: int)
     rig.running(gate)
     with clock:
         jobs = []
-        for turn in range(12):
-            if turn == 6:
+        for turn in range(6):
+            if turn == 3:
                 assert rig.queue is not None
                 rig.queue.kill()
                 rig.start(**clock.env, GRN_QUEUE_RUNNING="1")
             jobs.append(rig.submit(["/bin/sh", "-c", f"echo {turn} >> {said}"]))
             pause(JUMP_S)
         rig.ask("cancel", jobs=[gate], now=True)
-        wait_for(lambda: all(rig.row(job)["state"] == "ended" for job in jobs), "all to end")
+        wait_for(lambda: {row["state"] for row in rig.rows().values()} == {"ended"}, "all to end")
 
     times = [rig.row(job)["submitted_at"] for job in jobs]
     assert max(times) - min(times) > 86400, "the clock did not jump"
-    assert said.read_text().split() == [str(turn) for turn in range(12)]
+    assert said.read_text().split() == [str(turn) for turn in range(6)]
