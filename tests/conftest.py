@@ -86,6 +86,9 @@ def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     for item in items:
         is_process = item.get_closest_marker("process") is not None
         kinds[1 if _installation(item) else 0 if is_process else 2].append(item)
+    kinds[1].sort(
+        key=lambda item: "ray" in item.nodeid
+    )  # few workers start a cluster of each engine
     return [
         item
         for turn in range(workers)

@@ -23,6 +23,7 @@ from grn.proc.spawn import NOT_FOUND, NOT_RUNNABLE
 from grn.protocol.rows import as_json
 from grn.settings import Settings
 from tests.builders import Story, a_profile, a_run
+from tests.web.conftest import BROWSERS, HINT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -30,7 +31,6 @@ SITE = ROOT / "tools" / "mkdocs.yml"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 # What grn's own processes tell each other; nobody sets or reads these.
 INTERNAL = {"GRN_COMPLETE"}
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def page(name: str) -> str:
@@ -268,7 +268,7 @@ def test_the_site_can_be_searched_when_it_is_opened_from_a_file(site: Path) -> N
     )
     browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser_path is None:
-        pytest.skip("NO BROWSER TESTS: install chromium (on Debian: apt-get install chromium)")
+        pytest.skip(HINT)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page()

@@ -41,7 +41,10 @@ LINT = (("ruff", "format", "--check"), ("ruff", "check"))
 TYPES = ("mypy", "--strict", "src")
 # What some tests need of Debian. `programs` are alternatives, each one word or several.
 DEBIAN = (
-    ("BROWSER", ("chromium", "chromium-browser", "google-chrome"), ("chromium",)),
+    (
+        *("BROWSER", ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")),
+        ("chromium-headless-shell",),
+    ),
     ("CONTAINER ENGINE", ("podman runc",), ("podman", "runc")),
     ("FAKETIME", ("faketime",), ("faketime",)),
     (
