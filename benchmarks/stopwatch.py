@@ -27,6 +27,7 @@ GAPS = 150
 STARTS = 15
 MANY = 100_000
 IDLE_S = 10.0
+REST_S = 6.0  # shims without work leave after 2 s, the negotiator samples for 5 s after a job
 SLOWER = 1.25  # medians of two runs of the same thing differ by so much on a noisy machine
 BIN = Path(sys.executable).parent
 GRN, SCHEDULER = str(BIN / "grn"), str(BIN / "simple_gpu_scheduler")
@@ -265,7 +266,7 @@ def _idle(negotiator: int) -> list[rig.Figure]:
     _run([GRN, "submit", "-q", "--", "true"])
     _run([GRN, "wait", "--all", "-q"])
     pids = _tree(negotiator) + _tree(_queue_pid())
-    time.sleep(5.0)  # shims that have nothing to do leave after a moment
+    time.sleep(REST_S)
     pids = [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     resting_s, woken = _spent(pids, IDLE_S)
     _run([GRN, "submit", "-q", "--", "sleep", str(IDLE_S + 5)])
