@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from grn.cli.selection import jobs_and_leases
 from grn.client import queue
 from grn.client.state_mirror import StateMirror
 from grn.client.submit import exit_code_of
-from grn.errors import GrnError, UsageError
+from grn.errors import GrnError, UnknownJob, UsageError
 from grn.model.ranges import show_ranges
 from grn.model.text import counted, harmless
 from grn.model.units import show_time
@@ -45,7 +46,13 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
     if everything:
         ids = queue.ids(which="alive")
     elif jobs:
-        ids, leases = jobs_and_leases(jobs)
+        try:
+            ids, leases = jobs_and_leases(jobs)
+        except UnknownJob:
+            left = _without_ended_leases(jobs)
+            if len(left) == len(jobs):
+                raise
+            ids, leases = jobs_and_leases(left)
         _wait_outside(leases)
     else:
         raise UsageError("there is nothing to wait for.", "Name jobs, or use --all.")
@@ -90,6 +97,13 @@ def _wait_outside(leases: Sequence[LeaseRow | WaitingRow]) -> None:
             while left & (picture.leases.keys() | picture.waiting.keys()):
                 watch.wait(None)
                 picture = watch.picture
+
+
+def _without_ended_leases(names: Sequence[str]) -> list[str]:
+    """Leave out the ids of calls and commands outside the queue that have ended lately."""
+    with StateMirror(with_queue=False) as watch:
+        ended = {row.id for row in watch.look().ends if row.user == os.getuid()}
+    return [name for name in names if name not in ended]
 
 
 def _without_held(ids: list[int]) -> tuple[list[int], bool]:
