@@ -23,8 +23,9 @@ from grn import paths, wire
 from grn.model.gpu import Gpu, GpuKind, ProcessUse, Reading
 from grn.model.job import Holder, Outcome, Request
 from grn.model.units import GiB, MiB
+from grn.negotiator.actions import Defer
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import JobStarted, Released, Requested, Sampled, Withdrawn
+from grn.negotiator.events import JobStarted, Released, Requested, Resumed, Sampled, Withdrawn
 
 MANY, GPUS = 1000, 8
 TARGET_MS = 1.0
@@ -126,8 +127,11 @@ class Clocked:
 
     def _timed(self, event: Requested | Withdrawn | Released | Sampled) -> float:
         began = time.perf_counter()
-        self.engine.handle(event)
-        return (time.perf_counter() - began) * 1000
+        actions = self.engine.handle(event)
+        took_ms = (time.perf_counter() - began) * 1000
+        while any(isinstance(action, Defer) for action in actions):
+            actions = self.engine.handle(Resumed(event.at))  # after the answer; see `scale.py`
+        return took_ms
 
 
 def _decisions(crowd: Crowd) -> dict[str, list[float]]:

@@ -42,7 +42,7 @@ from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _NEVER = float("-inf")
 _MAX_MOVED = 64  # groups whose turns are changed at once, some 8 us each,
-_MAX_MOVED_FIRST = 16  # and before clients have their answers
+_MAX_MOVED_FIRST = 16  # and beside a round of offers
 _RESTARTING = Wait(
     WaitReason.RESTARTING,
     "the negotiator has just restarted and waits for earlier requests to reconnect",
@@ -68,6 +68,7 @@ class RequestScheduler:
         self._sequence = 0
         self._saved: set[str] = set()  # keys saved as waiting
         self._grace_until = _NEVER
+        self._is_to_preempt = False
 
     def open(self, event: JobStarted) -> None:
         """Load the usage of users and the positions of requests that waited before a restart."""
@@ -231,9 +232,11 @@ class RequestScheduler:
 
     def go_on(self, at: float, has_news: bool) -> Iterator[Action]:
         """Continue what was left for later; begin a round where something new was learned."""
-        self.waitlist.sort(_MAX_MOVED)
+        self.waitlist.sort(_MAX_MOVED_FIRST if self.is_behind else _MAX_MOVED)
         if has_news or self.is_behind:
             yield from self.schedule(at, is_continued=not has_news)
+        if self._is_to_preempt:
+            yield from self.preempt(at)
 
     def schedule(self, at: float, is_continued: bool = False) -> Iterator[Action]:
         """Grant free GPUs to waiting requests, or continue a round that was cut short."""
@@ -243,6 +246,9 @@ class RequestScheduler:
 
     def preempt(self, at: float) -> Iterator[Action]:
         """Ask leases that yield to give way to requests without room."""
+        self._is_to_preempt = self.is_behind  # room may still be offered to these requests
+        if self._is_to_preempt:
+            return
         preemption = self.granter.preemption
         if (self._holdings.yielding or preemption.claims) and at >= self._grace_until:
             yield from preemption.ask(at, self.granter.answers.to)
@@ -257,7 +263,8 @@ class RequestScheduler:
         self.usage.advance(at)
         if self.shares.are_several():
             self._move_users(at)
-        self.waitlist.sort(_MAX_MOVED)
+        else:
+            self.waitlist.sort(_MAX_MOVED)
         yield from self.usage.to_save(at)
 
     def _move_users(self, at: float) -> None:

@@ -118,6 +118,8 @@ class Runs:
         is_calm = watch.rose_at is None or is_old or watch.is_flat(at, self._rules.flat_s)
         if is_calm or not lease.gpus:
             return is_calm
+        if watch.rose_at is not None and at - watch.rose_at < profiling.QUIET_S:
+            return False  # nor has it settled: as most runs that are young
         settling = self._settling(lease)
         return settling is not None and settling.has_settled(watch, at)
 

@@ -24,10 +24,10 @@ from grn.negotiator.schedule.turns.wait_index import Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
-MAX_WORK = 32  # per event, of some 15 us each: the rest of a round follows
+MAX_WORK = 24  # per event, of some 15 us each: the rest of a round follows
 _REFUSAL_WORK = 3  # to find that no GPU has room for a request,
 _PLACE_WORK = 6  # to place it,
-_GRANT_WORK = 12  # and to grant it
+_GRANT_WORK = 18  # and to grant it
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
 
 
@@ -58,6 +58,7 @@ class Granter:
         costs = Costs(needs.of, needs.alone_s, loads.of_lease, booked)
         self.preemption = Preemption(rules, holdings, waitlist, costs)
         self._resume = _BEFORE_ALL  # the turn after which a round continues
+        self._round_closed: dict[str, int] = {}  # GPUs that are reserved during a round
         self._tried = 0  # requests that were placed, or tried to be
         self.max_work: float = MAX_WORK
 
@@ -74,8 +75,10 @@ class Granter:
         A round that was cut short is continued, or begun again where something has changed since.
         """
         self.follow_processes()
-        closed = self._closed(at)
-        self._wake()
+        if not is_continued:
+            self._round_closed = self._closed(at)
+            self._wake()
+        closed = self._round_closed
         rooms = RoomsOnGpus(self._holdings.rooms, closed)
         left_s = self._backfill.left_s(at)
 
