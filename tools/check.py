@@ -74,11 +74,12 @@ def run_tests(version: str, python: str, *which: str) -> None:
     defect fails twice.
     """
     chosen = ("pytest", *which)
+    environment = bootstrap.clean_environment()
     if not any((ROOT / "tests/__pycache__").glob(f"*-{version.replace('.', '')}-pytest-*")):
         # A fresh clone: compiled here, once, and not by each worker for itself.
-        step(version, python, *chosen, "--collect-only", "-qq", "--no-summary")
+        collect = [python, "-m", *chosen, "--collect-only", "-qq"]
+        subprocess.run(collect, cwd=ROOT, env=environment, capture_output=True, check=False)
     print(f"\n== Python {version}: {' '.join((*PYTEST, *which))}", flush=True)
-    environment = bootstrap.clean_environment()
     command = [python, "-m", *PYTEST, "--cache-clear", *which]
     if subprocess.call(command, cwd=ROOT, env=environment) == 0:
         return
