@@ -47,8 +47,9 @@ def test_a_killed_holder_hands_its_gpu_on(story: Story, negotiator: Negotiators)
 
     first.kill()
     story.hear("b runs")
-    assert [lease["pid"] for lease in here.leases()] == [second.pid]
-    assert "outcome=killed" in here.log
+    # Its memory is free before the dead process is gone from /proc, and its lease with it.
+    assert [lease["pid"] for lease in here.wait_for_leases(1)] == [second.pid]
+    wait_for(lambda: "outcome=killed" in here.log, "the line of its end")
     story.gate("b").open()
     second.ended_well()
 
