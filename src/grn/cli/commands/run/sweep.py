@@ -118,7 +118,7 @@ def _flags(command: Callable[..., Any]) -> Callable[..., Any]:
              section="Parameters", help="Run each point N times, with {seed}."),
         flag("--out", metavar="DIR",
              section="Output", help="Folder of the sweep (default: sweeps/NAME)."),
-        flag("--name",
+        flag("--name", metavar="NAME",
              section="Output", help="Name of the sweep (default: from the command)."),
         needs(names={"job_type": "type", "without": "not"}, has_defaults=False,
               gpus="GPUs for each run."),
