@@ -67,7 +67,7 @@ def test_a_job_is_seen_from_its_submit_to_its_end(queue: Queue) -> None:
         assert (ended.data["status"], ended.data["reason"]) == (3, "failed")
         assert list(watch.picture.jobs) == [held]
         assert list(watch.picture.ended) == [first]
-        assert watch.picture.queue.counts == {"running": 0, "queued": 1, "ended": 1}
+        assert watch.picture.queue.counts == {"running": 0, "queued": 0, "held": 1, "ended": 1}
         assert watch.picture.ends[-1].id == lease.id
         assert watch.picture.ends[-1].outcome == "failed"
         assert len(watch.picture.gpus) == len(watch.picture.samples) == 4
