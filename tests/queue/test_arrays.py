@@ -226,25 +226,18 @@ def test_the_members_of_a_damaged_array_are_lost_with_a_reason() -> None:
     assert set(line.texts.values()) == {"its record is damaged"}
 
 
-# --- what must be unfolded for a list ------------------------------------------------------------
+# --- lists ---------------------------------------------------------------------------------------
 
 
-def test_a_list_needs_the_first_members_of_each_array() -> None:
+def test_a_list_orders_members_as_jobs_whether_they_are_jobs_or_not() -> None:
     line = a_line()
     line.submits_array(1, 1000)
-    line.submits_array(1001, 2000)
-    missing = line.engine.jobs.folded_before(200)
-    assert missing == [*range(UNFOLDED + 1, 201), *range(1001, 1201)]
-    line.names(*missing)
-    assert line.engine.jobs.folded_before(200) == []
-    assert len(line.engine.jobs.folded_before(10**6)) == line.engine.jobs.folded == 1600
-
-
-def test_a_list_of_held_jobs_needs_no_member_that_is_not_held() -> None:
-    line = a_line()
-    line.submits_array(1, 1000)
-    line.submits_array(1001, 1010, is_held=True)
-    assert line.engine.jobs.folded_before(5, ["held"]) == [1001, 1002, 1003, 1004, 1005]
-    assert line.engine.jobs.folded_before(5, ["running"]) == []
-    assert line.engine.jobs.folded_first(2) == [UNFOLDED + 1, UNFOLDED + 2]
-    assert line.engine.jobs.folded_first(-1) == []
+    line.submits_array(1001, 1003, priority=5)
+    line.names(500)
+    jobs = line.engine.jobs
+    found = [one for array in jobs.folded_arrays() for one in array.ids]
+    found += [1, 500, 1001, 1002, 1003]
+    assert sorted({*found}, key=jobs.turn)[:5] == [1001, 1002, 1003, 1, UNFOLDED + 1]
+    assert sorted({*found}, key=jobs.turn)[-1] == 1000
+    assert jobs.folded_in(501) == 1
+    assert jobs.folded_in(500) is None

@@ -105,6 +105,16 @@ def ids(**selection: Any) -> list[int]:
     return found
 
 
+def jobs(asked: Message, *, folds: bool) -> Message:
+    """List jobs; with `folds` members of an array that are not jobs yet are one row."""
+    if folds:
+        try:
+            return ask(asked | {"folds": True})
+        except ProtocolError:  # an older queue, which does not know the field
+            pass
+    return ask(dict(asked))
+
+
 def show(job: int, *, may_start: bool = True) -> Message:
     """Return all of one job."""
     return typed(ask({"op": "show", "job": job}, may_start=may_start)["job"])

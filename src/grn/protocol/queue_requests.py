@@ -128,7 +128,8 @@ class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     """List jobs: those that have not ended, ended ones, or both; newest ended first.
 
     `match` is words that each must be found in a job; with it the answer has the `total`. With
-    `ids_only` the answer has the ids of the jobs and no more.
+    `ids_only` the answer has the ids of the jobs and no more. With `folds` the members of an array
+    that are not jobs of their own yet are one row, whose `members` are their ids.
     """
 
     which: Literal["alive", "ended", "all"] = "all"
@@ -143,6 +144,7 @@ class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
     ids_only: bool = False
+    folds: bool = False
 
 
 class ShowRequest(QueueMessage, frozen=True, tag="show", kw_only=True):

@@ -72,6 +72,10 @@ class JobRow(Record):
     tags: tuple[str, ...] = ()
     array_limit: int = 0  # how many jobs of its array run at once; 0: as GPUs allow
     array_index: str = ""  # its number, if it belongs to an array
+    # Of a row that stands for several members of an array:
+    members: tuple[tuple[int, int], ...] = ()  # the first and last id of each run of them
+    array: int = 0  # the id of the first job of the array,
+    numbers: str = ""  # and the numbers of its jobs, as they were written
     begin_at: float = 0.0  # it starts no earlier
     only: str = ""  # the daily hours in which it may start
     yields: bool = False
@@ -98,6 +102,22 @@ class JobRow(Record):
     @property
     def is_waiting(self) -> bool:
         return self.state in ("queued", "held")
+
+    @property
+    def ids(self) -> list[int]:
+        """The jobs that the row stands for."""
+        parts = self.members or ((self.id, self.id),)
+        return [job for first, last in parts for job in range(first, last + 1)]
+
+    @property
+    def indices(self) -> list[int]:
+        """The numbers of these jobs in their array."""
+        if not self.members:
+            return [int(self.array_index)]
+        from grn.model.ranges import parse_ranges
+
+        numbers = parse_ranges(self.numbers)
+        return [numbers[job - self.array] for job in self.ids]
 
     def folder_of(self, attempt: int) -> str:
         """Return the folder of one attempt; only for a job that has begun."""

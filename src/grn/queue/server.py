@@ -20,12 +20,14 @@ from grn.errors import DaemonError, GrnError, NotAllowed, UnknownJob
 from grn.model.job import tag_of
 from grn.proc import pidfd
 from grn.protocol import queue_requests
+from grn.queue import waiting_jobs
 from grn.queue.jobs.job import JobState, JobView
 from grn.queue.journal.journal import Journal
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
 from grn.queue.sites.leases.remote_lease import node_of
 from grn.queue.subscribers import QueueSubscribers
+from grn.queue.waiting_jobs import Selection
 
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
@@ -71,6 +73,21 @@ class QueueServer:
         """Return jobs of the journal as rows for people."""
         return [self._shown(row) for row in self.loop.journal.rows(where, values, order, most)]
 
+    def waiting(self, wanted: Selection, most: int, *, folds: bool = False) -> list[dict[str, Any]]:
+        """Return the first jobs that wait; with `folds` one row for the rest of each array."""
+        where = f"state = 'queued' AND {wanted.where}"
+        rows = self.rows(where, wanted.values, waiting_jobs.ORDER, most)
+        find = waiting_jobs.folded_arrays if folds else waiting_jobs.folded_rows
+        rows += map(self._shown, find(self.loop, wanted, most))
+        return sorted(rows, key=lambda row: self.loop.engine.jobs.turn(row["id"]))[:most]
+
+    def alive(self, jobs: list[int]) -> list[dict[str, Any]]:
+        """Return jobs that have not ended, by their ids."""
+        where = f"jobs.id IN ({','.join('?' * len(jobs))})"
+        found = self.rows(where, jobs, "jobs.id", len(jobs))
+        missing = sorted(set(jobs) - {row["id"] for row in found})
+        return found + [self._shown(row) for row in waiting_jobs.rows_of(self.loop, missing)]
+
     def _shown(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a row of the journal for people."""
         job = self.loop.engine.jobs.get(row["id"])
@@ -87,6 +104,7 @@ class QueueServer:
             row["state"] = "held" if job.is_held else job.state.value
         is_waiting = job is not None and job.state is JobState.QUEUED
         row["tag"] = self.tag(row["id"]) if is_waiting else None
+        row["place"] = job.place if job is not None else 0
         row["where"] = "" if is_waiting else node_of(row["lease"])
         if row["where"] and job is not None:
             lease = self.loop.site.lease_seen(row["lease"])

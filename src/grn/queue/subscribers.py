@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, Protocol
 
 from grn.daemon.publisher import Position, Publisher, Subscriber, message
-from grn.model.job import tag_of
 from grn.queue.jobs.job import JobView
 from grn.queue.loop import QueueLoop
+from grn.queue.waiting_jobs import Selection
 
 MAX_JOBS = 1000  # of those that have not ended
 MAX_ENDED = 100
@@ -25,6 +25,10 @@ class SubscriberTeller(Protocol):
     """Turns jobs into rows for people."""
 
     def rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]: ...
+
+    def waiting(self, wanted: Selection, most: int) -> list[Row]: ...
+
+    def alive(self, jobs: list[int]) -> list[Row]: ...
 
     def why(self, job: JobView) -> str: ...
 
@@ -87,12 +91,11 @@ class QueueSubscribers:
 
     def _snapshot(self) -> bytes:
         jobs = self._loop.engine.jobs
-        self._loop.unfold(jobs.folded_before(MAX_JOBS))
         busy = "state IN ('starting','running','stopping')"
-        rows = self._rows(busy, [], "priority DESC, place", MAX_JOBS)
+        rows = self._teller.rows(busy, [], "priority DESC, place", MAX_JOBS)
         left = MAX_JOBS - len(rows)
         if left:
-            rows += self._rows("state = 'queued'", [], "priority DESC, place", left)
+            rows += self._teller.waiting(Selection(), left)
         ended = self._teller.rows("state = 'ended'", [], "jobs.ended_at DESC", MAX_ENDED)
         self._told = {row["id"]: self._seen(jobs[row["id"]]) for row in rows if row["id"] in jobs}
         self._newest = self._loop.journal.next_id - 1
@@ -101,19 +104,6 @@ class QueueSubscribers:
         self._nodes = _by_name(self._teller.nodes())
         listed = {"jobs": rows, "ended": ended[::-1], "nodes": list(self._nodes.values())}
         return message("snapshot", {**self._facts, **listed})
-
-    def _rows(self, where: str, values: list[Any], order: str, most: int) -> list[Row]:
-        """Return jobs that have not ended, each with the tag of its lease request."""
-        rows = self._teller.rows(where, values, order, most)
-        for row in rows:
-            row["tag"] = self._tag(row["id"])
-            job = self._loop.engine.jobs.get(row["id"])
-            row["place"] = job.place if job is not None else 0
-        return rows
-
-    def _tag(self, job_id: int) -> str | None:
-        key = self._loop.leases.key_of(job_id)
-        return None if key is None else tag_of(key)
 
     def _is_short(self) -> bool:
         """True when there are more jobs than were sent, and room for them."""
@@ -132,8 +122,7 @@ class QueueSubscribers:
             self._told[job_id] = self._seen(engine.jobs[job_id])
         news: Row = {}
         if changed:
-            marks = ",".join("?" * len(changed))
-            news["jobs"] = self._rows(f"jobs.id IN ({marks})", changed, "jobs.id", len(changed))
+            news["jobs"] = self._teller.alive(changed)
         if gone:
             news["gone"] = gone
         ended = self._loop.journal.ended - self._ended
@@ -171,7 +160,6 @@ class QueueSubscribers:
         unended = (job_id for job_id in range(self._newest + 1, newest + 1) if job_id in jobs)
         found = list(islice(unended, max(0, MAX_JOBS - len(self._told))))
         self._newest = newest
-        self._loop.unfold(jobs.folded_among(found))
         return found
 
     def _seen(self, job: JobView) -> Seen:

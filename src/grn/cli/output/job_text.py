@@ -29,19 +29,23 @@ class Folded(NamedTuple):
 
     @property
     def ids(self) -> str:
-        return show_ranges([row.id for row in self.rows])
+        return show_ranges(self._jobs)
 
     @property
     def state(self) -> str:
-        state = shown_state(self.first)
-        return state if len(self.rows) == 1 else f"{len(self.rows)} {state}"
+        state, count = shown_state(self.first), len(self._jobs)
+        return state if count == 1 else f"{count} {state}"
 
     @property
     def command(self) -> str:
-        if len(self.rows) == 1:
+        if len(self._jobs) == 1:
             return shown_command(self.first)
-        indices = show_ranges([int(row.array_index) for row in self.rows])
+        indices = show_ranges([index for row in self.rows for index in row.indices])
         return named_command(f"{_base_name(self.first)}[{indices}]", self.first.argv)
+
+    @property
+    def _jobs(self) -> list[int]:
+        return [job for row in self.rows for job in row.ids]
 
 
 def fold(rows: Sequence[JobRow]) -> list[Folded]:

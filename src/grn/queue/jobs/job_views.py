@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import NamedTuple
 
 from grn.model.text import counted
-from grn.queue.jobs.arrays import FoldedArray
 from grn.queue.jobs.job import JobState, JobView
 from grn.queue.jobs.job_table import JobTable
 from grn.queue.jobs.lease_window import LeaseWindow
 from grn.queue.jobs.queued_job import QueuedJob
 from grn.queue.jobs.start_windows import StartWindows
+
+
+class FoldedMembers(NamedTuple):
+    """The members of one array that are not jobs of their own yet, at one moment."""
+
+    array: int
+    parts: tuple[tuple[int, int], ...]  # first and last id of each run of them, ascending
+    priority: int
+
+    @property
+    def ids(self) -> Iterator[int]:
+        return chain.from_iterable(range(first, last + 1) for first, last in self.parts)
 
 
 class JobViews(Mapping[int, JobView]):
@@ -43,6 +55,14 @@ class JobViews(Mapping[int, JobView]):
     def __len__(self) -> int:
         return len(self._table.jobs) + self._table.arrays.count
 
+    def turn(self, job_id: int) -> tuple[int, int]:
+        """Return what the journal's lists order a job by, also of one that has just ended."""
+        job = self._table.jobs.get(job_id)
+        if job is not None:
+            return -job.priority, job.place
+        array = self._table.arrays.of(job_id)
+        return (0 if array is None else -array.spec.priority, job_id)
+
     # --- members of arrays that are not jobs of their own yet ----------------------------
 
     @property
@@ -54,32 +74,18 @@ class JobViews(Mapping[int, JobView]):
         """Return such members among jobs."""
         return [job_id for job_id in jobs if self._is_folded(job_id)] if self.folded else []
 
-    def folded_first(self, most: int) -> list[int]:
-        """Return the first such members, in the order of their turns."""
-        return list(islice(self._table.arrays.ids(), max(0, most)))
+    def folded_between(self, first: int, last: int) -> list[int]:
+        """Return such members in a range of ids."""
+        return [job_id for job_id in self._table.arrays.ids() if first <= job_id <= last]
 
-    def folded_before(self, most: int, states: Collection[str] = ()) -> list[int]:
-        """Return such members that must become jobs to list the first jobs of the queue.
+    def folded_in(self, job_id: int) -> int | None:
+        """Return the array of such a member; None for another job."""
+        array = self._table.arrays.of(job_id)
+        return None if array is None else array.id
 
-        By whatever these are selected: `most` of each array are then jobs that wait. With `states`
-        only jobs in some states are listed.
-        """
-        found: list[int] = []
-        for array in self._table.arrays:
-            if not states or ("held" if array.is_held else "queued") in states:
-                missing = most - self._unfolded(array, most)
-                found += array.first(missing) if missing > 0 else []
-        return found
-
-    def _unfolded(self, array: FoldedArray, most: int) -> int:
-        """Count the members that wait and are jobs already, up to a number."""
-        found = 0
-        for job_id in range(array.left[0][0] - 1, array.id - 1, -1):
-            job = self._table.jobs.get(job_id)
-            found += job is not None and job.state is JobState.QUEUED
-            if found >= most:
-                break
-        return found
+    def folded_arrays(self) -> list[FoldedMembers]:
+        """Return the arrays that have such members, in the order of their turns."""
+        return [FoldedMembers(one.id, one.left, one.spec.priority) for one in self._table.arrays]
 
     def _is_folded(self, job_id: int) -> bool:
         return self._table.arrays.of(job_id) is not None

@@ -11,7 +11,7 @@ import functools
 import json
 import logging
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,11 @@ log = logging.getLogger(__name__)
 INDEX = "GRN_ARRAY_INDEX"
 _SUBMITTED = "id, count, numbers, template, environment, priority, is_held, checksum"
 _ALL = f"{_SUBMITTED}, folded, folded_checksum"
+# The columns of a job that has not begun and that the record of its array does not have.
+_QUEUED = (
+    "'queued' AS state, 0 AS attempt, NULL AS reason, '' AS text, NULL AS status, NULL AS signal,"
+    " NULL AS started_at, NULL AS ended_at"
+)
 _UNREADABLE = NewJob(JobSpec(0, "", ""), [], SharedCommand("", {}, 0))
 _parsed = functools.lru_cache(maxsize=4)(parse_ranges)
 Intervals = tuple[tuple[int, int], ...]
@@ -121,13 +126,56 @@ def _without_row(disk: Disk, ids: range) -> Intervals:
 
 def _read(row: tuple[Any, ...]) -> _Template:
     """Return what members share; raise DamagedRow when it is damaged."""
+    columns = _columns(row)
+    _, _, numbers, _, environment, priority, is_held, _ = row
+    job = rows.as_new(columns, priority, {})
+    return _Template(job, numbers, environment, columns["submitted_at"], bool(is_held))
+
+
+def _columns(row: tuple[Any, ...]) -> dict[str, Any]:
+    """Return the submitted columns of the first member; raise DamagedRow when it is damaged."""
     *fixed, stored = row
     if not is_intact(stored, tuple(fixed)):
         raise DamagedRow(NEVER_RUN)
-    _, _, numbers, template, environment, priority, is_held = fixed
-    columns = dict(zip(rows.COLUMNS, json.loads(template), strict=True))
-    job = rows.as_new(columns, priority, {})
-    return _Template(job, numbers, environment, columns["submitted_at"], bool(is_held))
+    return dict(zip(rows.COLUMNS, json.loads(fixed[3]), strict=True))
+
+
+def shown(
+    disk: Disk,
+    array: int,
+    members: Sequence[int],
+    where: str,
+    values: Sequence[Any],
+    columns: str = rows.SHOWN,
+) -> list[tuple[Any, ...]]:
+    """Return columns of the folded members that a condition selects, as if they were jobs."""
+    row = _row(disk, array)
+    try:
+        known, indices = _columns(row), _parsed(row[2])
+        places = [(one, str(indices[one - array])) for one in members]
+    except DamagedRow:
+        known, places = dict.fromkeys(rows.COLUMNS), [(one, "") for one in members]
+    fixed = {**known, "priority": row[5], "is_held": row[6]}
+    del fixed["id"], fixed["extra"]
+    names = ", ".join(f"? AS {name}" for name in fixed)
+    return disk.read(
+        f"SELECT {columns} FROM (SELECT json_extract(value, '$[0]') AS id, {names}, {_QUEUED},"
+        f" json_set(?, '$.{INDEX}', json_extract(value, '$[1]')) AS extra FROM json_each(?))"
+        " AS jobs LEFT JOIN attempts ON attempts.job = jobs.id AND attempts.attempt = jobs.attempt"
+        f" WHERE {where}",
+        (*fixed.values(), known["extra"] or "{}", json.dumps(places), *values),
+    )
+
+
+def numbers_of(disk: Disk, array: int) -> str:
+    """Return the numbers of an array, as they were written."""
+    return str(_row(disk, array)[2])
+
+
+def _row(disk: Disk, array: int) -> tuple[Any, ...]:
+    """Return the record of an array with folded members, without these."""
+    (row,) = disk.read(f"SELECT {_SUBMITTED} FROM arrays WHERE id = ?", (array,))
+    return row
 
 
 def _save_members(db: sqlite3.Connection, action: SaveMembers, _boot: str, _now: float) -> None:

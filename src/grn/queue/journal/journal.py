@@ -315,6 +315,24 @@ class Journal:
         )
         return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
 
+    def folded_rows(
+        self, array: int, members: Sequence[int], where: str, values: Sequence[Any]
+    ) -> list[dict[str, Any]]:
+        """Return members of an array that are not jobs yet, as `rows` returns jobs."""
+        found = array_rows.shown(self._disk, array, members, where, values)
+        return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
+
+    def folded_ids(
+        self, array: int, members: Sequence[int], where: str, values: Sequence[Any]
+    ) -> list[int]:
+        """Return the ids of such members."""
+        found = array_rows.shown(self._disk, array, members, where, values, "jobs.id")
+        return [job_id for (job_id,) in found]
+
+    def numbers_of(self, array: int) -> str:
+        """Return the numbers of an array that has such members, as they were written."""
+        return array_rows.numbers_of(self._disk, array)
+
     def ids(self, where: str, values: Sequence[Any], order: str, most: int) -> list[int]:
         """Return ids of jobs; `where` and `order` never come from users."""
         found = self._disk.read(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from grn.errors import UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.protocol import queue_requests
+from grn.queue import waiting_jobs
 from grn.queue.journal import rows
 from grn.queue.server import QueuePeer
+from grn.queue.waiting_jobs import Selection
 
 _STATES = {
     "queued": "(state = 'queued' AND NOT is_held)",
@@ -20,6 +22,7 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
+_QUEUED = "state = 'queued'"
 _SORTS = {
     "id": "jobs.id", "name": "lower(CASE name WHEN '' THEN label ELSE name END)", "ran": "ran_s",
     "peak": "peak_bytes", "gpu": "attempts.gpus", "reason": "jobs.reason", "ended": "jobs.ended_at",
@@ -28,15 +31,22 @@ _REASONS = {reason.value for reason in JOB_OUTCOMES}
 _ALL_STATES = ", ".join([*_STATES, *(reason.value for reason in JOB_OUTCOMES)])
 
 
+class _ListPart(NamedTuple):
+    """Jobs of some states, in their order."""
+
+    state: str
+    where: str  # with the state and all filters
+    values: list[Any]
+    order: str
+
+
 def list_jobs(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     """List jobs: running, then queued, then ended."""
     if message.ids_only:
         peer.send(message.id, {"ids": _ids(peer, message)})
         return
     is_counted = message.match is not None
-    total = sum(peer.loop.journal.count(*part[:2]) for part in _parts(message) if is_counted)
-    if message.which != "ended":
-        total += peer.loop.engine.jobs.folded
+    total = _count(peer, message) if is_counted else 0
     has_sites = peer.loop.fleet is not None and bool(peer.loop.fleet.sites)
     peer.send(message.id, {
         "jobs": _rows(peer, message), "counts": peer.server.counts(), "has_sites": has_sites,
@@ -46,11 +56,21 @@ def list_jobs(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     })  # fmt: skip
 
 
+def _count(peer: QueuePeer, message: queue_requests.ListRequest) -> int:
+    total = sum(peer.loop.journal.count(part.where, part.values) for part in _parts(message))
+    if message.which == "ended":
+        return total
+    return total + waiting_jobs.count_folded(peer.loop, _selection(message))
+
+
 def _rows(peer: QueuePeer, message: queue_requests.ListRequest) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for part in _parts(message):
         left = message.most - len(found)
-        found += peer.server.rows(*part, left) if left else []
+        if left and part.state == _QUEUED:
+            found += peer.server.waiting(_selection(message), left, folds=message.folds)
+        elif left:
+            found += peer.server.rows(part.where, part.values, part.order, left)
     if message.states:
         found = [row for row in found if {row["state"], row["reason"]} & set(message.states)]
     return found
@@ -62,40 +82,29 @@ def _ids(peer: QueuePeer, message: queue_requests.ListRequest) -> list[int]:
     found: list[int] = []
     for part in _parts(message):
         left = message.most - len(found)
-        found += peer.loop.journal.ids(*part, left) if left else []
-    if not _is_filtered(message) and message.which != "ended":
-        found += peer.loop.engine.jobs.folded_first(message.most - len(found))
+        if left and part.state == _QUEUED:
+            found += waiting_jobs.ids(peer.loop, _selection(message), left)
+        elif left:
+            found += peer.loop.journal.ids(part.where, part.values, part.order, left)
     return found
 
 
-def _parts(message: queue_requests.ListRequest) -> Iterator[tuple[str, list[Any], str]]:
-    """Yield condition, values and order of each part of a list."""
-    where, values = _where(message)
+def _parts(message: queue_requests.ListRequest) -> Iterator[_ListPart]:
+    """Yield the parts of a list."""
+    wanted = _selection(message)
     if message.which in ("alive", "all"):
-        for state in ("state IN ('starting','running','stopping')", "state = 'queued'"):
-            yield f"{state}{where}", values, "priority DESC, place"
+        for state in ("state IN ('starting','running','stopping')", _QUEUED):
+            where = f"{state} AND {wanted.where}"
+            yield _ListPart(state, where, wanted.values, waiting_jobs.ORDER)
     if message.which in ("ended", "all"):
         order = f"{_SORTS[message.sort]} {'ASC' if message.ascending else 'DESC'}"
-        ended = f"state = 'ended' AND jobs.ended_at >= ?{where}"
-        yield ended, [message.since, *values], order
+        where = f"state = 'ended' AND jobs.ended_at >= ? AND {wanted.where}"
+        yield _ListPart("state = 'ended'", where, [message.since, *wanted.values], order)
 
 
-def folded(peer: QueuePeer, message: queue_requests.ListRequest) -> list[int]:
-    """Return the folded members of arrays that must be jobs of their own in this list."""
-    jobs = peer.loop.engine.jobs
-    if message.which == "ended" or (message.ids_only and not _is_filtered(message)):
-        return []
-    is_all = message.match is not None and _is_filtered(message)
-    return jobs.folded_before(jobs.folded if is_all else message.most, message.states)
-
-
-def _is_filtered(message: queue_requests.ListRequest) -> bool:
-    wanted = (message.states, message.name, message.group, message.tag, message.type)
-    return bool(message.match) or any(wanted)
-
-
-def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
-    where, values = "", []
+def _selection(message: queue_requests.ListRequest) -> Selection:
+    """Return the condition that the filters of a list make."""
+    where, values = "1", []
     if message.states:
         unknown = set(message.states) - _STATES.keys() - _REASONS
         if unknown:
@@ -118,4 +127,4 @@ def _where(message: queue_requests.ListRequest) -> tuple[str, list[Any]]:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]
     matching, words = rows.matching(message.match or "")
-    return where + matching, values + words
+    return Selection(where + matching, values + words, is_of_members=bool(words))

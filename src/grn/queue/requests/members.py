@@ -11,7 +11,6 @@ from typing import Any
 
 from grn.daemon.connection import Pieces, Verbs
 from grn.protocol import queue_requests
-from grn.queue.requests import listing, naming
 from grn.queue.server import QueuePeer
 
 AT_ONCE = 500  # members that become jobs in one turn
@@ -43,10 +42,6 @@ def _named(peer: QueuePeer, message: Any) -> list[int]:
     jobs = peer.loop.engine.jobs
     named: Iterable[int] = ()
     match message:
-        case queue_requests.ListRequest():
-            return listing.folded(peer, message)
-        case queue_requests.NamesRequest():
-            return naming.folded(peer, message)
         case queue_requests.SubmitRequest():
             named = [job for job, _ in message.after]
         case queue_requests.ShowRequest() | queue_requests.EditRequest():
@@ -59,6 +54,6 @@ def _named(peer: QueuePeer, message: Any) -> list[int]:
             | queue_requests.WatchJobsRequest()
         ):
             named = message.jobs
-        case _:  # a wait needs no row before the end
+        case _:  # lists make rows of folded members, and a wait needs no row before the end
             pass
     return jobs.folded_among(named)

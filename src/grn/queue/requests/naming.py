@@ -6,16 +6,20 @@ Reads the journal and the engine; changes neither.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from grn.errors import UnknownJob
 from grn.protocol.queue_requests import NamesRequest
 from grn.queue.journal.rows import ARRAY_INDEX
 from grn.queue.server import QueuePeer
+from grn.queue.waiting_jobs import Selection, folded_ids
 
 MAX_RANGE = 1_000_000
 _RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _ELEMENT = re.compile(r"(.+)\[([0-9]{1,18})\]")
 _LEASE = re.compile(r"[0-9a-f]{4,32}")
+_OF_RANGE = "jobs.id BETWEEN ? AND ?"
+_OF_ELEMENT = f"(name = ? OR label = ?) AND {ARRAY_INDEX} = ?"
 _WHICH = {
     "all": "1", "alive": "state <> 'ended'", "ended": "state = 'ended'",
     "queued": "state = 'queued'",
@@ -27,7 +31,7 @@ def resolve(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
     if name.isascii() and name.isdigit() and len(name) <= 18:
         found = _by_id(peer, name, asked)
     elif match := _RANGE.fullmatch(name):
-        found = _selected(peer, "id BETWEEN ? AND ?", [int(match[1]), int(match[2])], asked.which)
+        found = _selected(peer, _OF_RANGE, [int(match[1]), int(match[2])], asked.which)
     else:
         found = _by_name(peer, name, asked)
     found = found or _by_lease(peer, name, is_whole=asked.whole)
@@ -37,23 +41,6 @@ def resolve(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
         text = f"there is no {kind}job {name}."
         raise UnknownJob(text, "See `grn ls -a` for ids and names.")
     return found
-
-
-def folded(peer: QueuePeer, asked: NamesRequest) -> list[int]:
-    """Return the folded members of arrays that words may name."""
-    jobs = peer.loop.engine.jobs
-    found: dict[int, None] = {}
-    for name in asked.names if asked.which != "ended" else ():
-        if name.isascii() and name.isdigit():
-            continue  # an id needs no row
-        match = _RANGE.fullmatch(name)
-        if match is None:
-            return jobs.folded_before(jobs.folded)
-        first, last = int(match[1]), int(match[2])
-        found.update(
-            dict.fromkeys(jobs.folded_among(range(first, min(last, first + MAX_RANGE) + 1)))
-        )
-    return list(found)
 
 
 def _by_id(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
@@ -72,10 +59,7 @@ def _by_name(peer: QueuePeer, name: str, asked: NamesRequest) -> list[int]:
     """Return the unended jobs of a name, else the last that has ended."""
     where, values = "name = ?", [name]
     if not _selected(peer, where, values, "all", 1) and (match := _ELEMENT.fullmatch(name)):
-        where, values = (
-            f"(name = ? OR label = ?) AND {ARRAY_INDEX} = ?",
-            [match[1], match[1], match[2]],
-        )
+        where, values = _OF_ELEMENT, [match[1], match[1], match[2]]
     if asked.which != "all":
         return _selected(peer, where, values, asked.which)
     return _selected(peer, where, values, "alive") or _selected(peer, where, values, "ended", 1)
@@ -94,7 +78,14 @@ def _by_lease(peer: QueuePeer, name: str, *, is_whole: bool) -> list[int]:
 
 
 def _selected(
-    peer: QueuePeer, where: str, values: list[str] | list[int], which: str, most: int = MAX_RANGE
+    peer: QueuePeer, where: str, values: list[Any], which: str, most: int = MAX_RANGE
 ) -> list[int]:
     order = "id" if most > 1 else "id DESC"
-    return peer.loop.journal.ids(f"({where}) AND {_WHICH[which]}", values, order, most)
+    found = peer.loop.journal.ids(f"({where}) AND {_WHICH[which]}", values, order, most)
+    if which != "ended" and len(found) < most:
+        if where == _OF_RANGE:
+            found += peer.loop.engine.jobs.folded_between(*values)
+        else:
+            wanted = Selection(where, values, is_of_members=where == _OF_ELEMENT)
+            found += folded_ids(peer.loop, wanted, most - len(found))
+    return sorted(found)

@@ -32,10 +32,10 @@ def ls(
     asked: dict[str, Any] = {"op": "list", "which": which, "most": most, "states": list(states)}
     filters = {"name": name, "type": job_type, "group": group, "tag": tag}
     asked |= {key: value for key, value in filters.items() if value}
-    answer = queue.ask(asked)
     is_folded = not (expand or quiet or as_json)
+    answer = queue.jobs(asked, folds=is_folded)
     if is_folded and len(answer["jobs"]) == most and answer["jobs"][-1].get("array_index"):
-        answer = queue.ask(asked | {"most": max(most, MAX_FOLDED)})
+        answer = queue.jobs(asked | {"most": max(most, MAX_FOLDED)}, folds=True)
     rows = [queue.typed(row) for row in answer["jobs"]]
     found = read_all(JobRow, rows)
     if quiet:
@@ -55,8 +55,9 @@ def ls(
     if shown or others:
         echo(text)
     is_cut = len(found) >= (MAX_FOLDED if len(found) > most else most)
-    if is_cut and sum(answer["counts"].values()) > len(found):
-        echo(f"{job_text.counts(answer['counts'])} ({len(found)} shown: -n shows more)", err=True)
+    count = sum(len(job.ids) for job in found)
+    if is_cut and sum(answer["counts"].values()) > count:
+        echo(f"{job_text.counts(answer['counts'])} ({count} shown: -n shows more)", err=True)
     elif not shown and not others:
         echo(f"{text}: {job_text.counts(answer['counts'])}", err=True)
     if answer.get("drained"):
