@@ -110,7 +110,12 @@ def _standing(request: pytest.FixtureRequest, clusters: Clusters) -> Iterator[Ho
 
 
 @pytest.fixture
-def lab(_standing: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """Use the home and the site of the module; a test leaves both as they were."""
+def lab(_standing: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """Use the home and the site of the module; jobs that a failed test leaves are ended."""
     _use(_standing, monkeypatch)
-    return _standing
+    yield _standing
+    rig = _standing.rig
+    if left := [row["id"] for row in rig.ask("list", which="alive")["jobs"]]:
+        rig.ask("cancel", jobs=left)
+        for job in left:
+            rig.ended(job)
