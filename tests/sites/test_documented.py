@@ -82,4 +82,6 @@ def test_the_states_on_the_page_are_those_of_nodes() -> None:
     table = PAGE.partition("| state | meaning |")[2].partition("\n\n")[0]
     shown = set(re.findall(r"`([a-z ]+)`", table))
 
-    assert shown == set(re.findall(r'"(up|no negotiator|cut|connecting|away)"', source.read_text()))
+    assert shown == set(
+        re.findall(r'"(up|no negotiator|unusable|cut|connecting|away)"', source.read_text())
+    )

@@ -232,6 +232,7 @@ def test_one_machine_under_two_names(home: Home, site: SshSite, node: Nodes) -> 
     assert home.ran("true")["reason"] == "ok"
     said = "it is the same machine as"
     wait_for(lambda: said in home.grn_well("sites"), lambda: home.grn_well("sites"))
+    assert home.node_is("unusable")["node"] in {"node1", "alias"}
     assert len(machine.agents()) == 1
 
 
@@ -280,6 +281,7 @@ def test_another_version_there(home: Home, site: SshSite, node: Nodes) -> None:
     node(PYTHONPATH=f"{other}:{PYTHON_PATH}")
     text = f"grn 0.0.1 is there and {grn.__version__} here"
     _is_said(home, site, text, "--python", sys.executable)
+    assert home.node_is("unusable")["trouble"].startswith(text)
 
 
 def test_a_host_without_a_gpu(home: Home, site: SshSite, node: Nodes) -> None:

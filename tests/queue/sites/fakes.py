@@ -113,6 +113,7 @@ class FakeNode:
         self.is_up = is_up
         self.is_heard = is_up
         self.trouble = "" if is_up else "no route to it"
+        self.is_unusable = False
         self.heard_at: float | None = None
         self.orders: list[tuple[Any, ...]] = []
         self.expected: dict[Attempt, RemoteLease] = {}

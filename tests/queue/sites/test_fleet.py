@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from grn.errors import BadSetting
+from grn.protocol.negotiator_rows import BookingRow
 from grn.queue.site import Attempt
 from grn.queue.sites.fleet import Fleet, FleetSettings
 from grn.queue.sites.router import Router
@@ -80,6 +81,23 @@ def test_a_changed_site_moves_its_nodes(make: Callable[[], World]) -> None:
         world.load(LAB + 'options = ["-p", "2222"]\n')
         assert world.router.nodes["gpu2"] is node
         assert "2222" in node.address.pipe
+
+    _in_a_loop(story)
+
+
+@pytest.mark.parametrize(("skew_s", "begins"), [(0.0, 1000.0), (1.5, 1000.0), (-7200.0, 8200.0)])
+def test_bookings_of_a_node_are_shown_by_the_clock_here(
+    make: Callable[[], World], skew_s: float, begins: float
+) -> None:
+    async def story() -> None:
+        world = make()
+        world.load(LAB)
+        node = world.router.nodes["gpu2"]
+        node.clock_skew_s = skew_s
+        node.leases.bookings = [BookingRow(1, 0, "ada", 1, (0,), 1000.0, 4600.0, "ahead")]
+        (row, _) = world.fleet.rows()
+        (booking,) = row["bookings"]
+        assert (booking["from_at"], booking["until_at"]) == (begins, begins + 3600)
 
     _in_a_loop(story)
 

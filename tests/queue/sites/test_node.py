@@ -142,6 +142,13 @@ def test_an_agent_of_another_version_is_not_used_and_both_are_named(folder: Path
         world.connect(version="0.0.1")
         assert not world.node.is_heard
         assert world.wire.is_aborted
+        world.node.connection_lost(None)
+        assert world.node.state == "unusable"
+        assert f"grn 0.0.1 is there and {__version__} here" in world.node.trouble
+        world.node.away("No route to host")
+        assert world.node.state == "cut"
+        world.connect()
+        assert world.node.state == "no negotiator"
 
     _in_a_loop(story)
 

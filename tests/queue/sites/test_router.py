@@ -317,6 +317,8 @@ def test_an_attempt_of_a_site_that_is_cut_off_is_never_given_up() -> None:
         world.router.stop(FIRST, True)
         assert world.loop.found == []
         assert "not heard of since the queue began" in world.router.doubt(FIRST)
+        world.router.nodes["a"].is_unusable = True  # type: ignore[misc]
+        assert world.router.doubt(FIRST) == "a cannot be used: it is cut off"
 
     _in_a_loop(story)
 

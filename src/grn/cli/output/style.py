@@ -42,6 +42,7 @@ _STATES = {
     "finished": "good",
     "up": "good",
     "cut": "failed",
+    "unusable": "failed",
     "note": "waiting",
     "BAD": "failed",
     "done": "good",

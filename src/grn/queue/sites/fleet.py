@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grn import settings, sites
@@ -23,11 +23,12 @@ from grn.model.text import harmless
 from grn.model.units import show_time
 from grn.proc import spawn, terminate
 from grn.proc.spawn import own_module, service_environment
+from grn.protocol.negotiator_rows import BookingRow
 from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
 from grn.queue.sites.leases.choice import PilotSite
 from grn.queue.sites.leases.remote_lease import NodeAddress
-from grn.queue.sites.node import Node
+from grn.queue.sites.node import MAX_SKEW_S, Node
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
 
@@ -187,7 +188,7 @@ class Fleet:
                 "gpus": [as_json(gpu) for gpu in node.leases.gpus],
                 "leases": [as_json(lease) for lease in node.leases.leases],
                 "requests": [as_json(request) for request in node.leases.waiting],
-                "bookings": [as_json(booking) for booking in node.leases.bookings],
+                "bookings": [as_json(_by_our_clock(one, node)) for one in node.leases.bookings],
             }
             for node in self._router.nodes.values()
         ]  # fmt: skip
@@ -209,6 +210,13 @@ class Fleet:
         """End the adapters; pilots and attempts continue."""
         for adapter in (*self._adapters.values(), *self._leaving.values()):
             adapter.close()
+
+
+def _by_our_clock(booking: BookingRow, node: Node) -> BookingRow:
+    """Return a booking of a node in the time of this machine."""
+    skew_s = node.clock_skew_s if abs(node.clock_skew_s) > MAX_SKEW_S else 0.0
+    begins, ends = booking.from_at - skew_s, booking.until_at - skew_s
+    return replace(booking, from_at=begins, until_at=ends)
 
 
 def _row(site: str, node: str, state: str, trouble: str = "") -> dict[str, Any]:

@@ -85,6 +85,7 @@ class Node(asyncio.Protocol):
         self.leases.on_leases = self._return_unknown
         self.epoch = ""  # known once the agent has answered
         self.trouble = ""  # why it cannot be used
+        self._refusal = ""  # why its agent's last answer was not accepted
         self.heard_at: float | None = None  # of the wall clock
         self.clock_skew_s = 0.0
         self._logs = LogCopies(folder_of, log_bytes)
@@ -144,7 +145,14 @@ class Node(asyncio.Protocol):
             return "draining" if self.is_draining else "up"
         if self._is_greeted:
             return "no negotiator"
+        if self.is_unusable:
+            return "unusable"
         return "cut" if self.heard_at is not None else "connecting" if not self.trouble else "away"
+
+    @property
+    def is_unusable(self) -> bool:
+        """True while the agent can be reached and its answer is not accepted."""
+        return bool(self._refusal) and self.trouble == self._refusal
 
     @property
     def is_needed(self) -> bool:
@@ -239,7 +247,7 @@ class Node(asyncio.Protocol):
 
     def _fail(self, fault: str) -> None:
         """End a stream that cannot be used."""
-        self._line.fault = fault
+        self._line.fault = self._refusal = self.trouble = fault
         log.error("action=receive node=%s result=failed reason=%r", self.name, fault)
         self.abort()
 

@@ -212,7 +212,7 @@ class Router:
             node.remove(jobs)
 
     def doubt(self, attempt: Attempt) -> str:
-        """Return since when the node of an attempt is out of sight; empty while it is heard."""
+        """Return why nothing is known of an attempt on a node; empty while its agent answers."""
         lease = self._attempts.get(attempt)
         if lease is None:
             return ""
@@ -221,6 +221,8 @@ class Router:
             return f"{lease.node} is not known any more{wait_reasons.GIVES_UP}"
         if node.is_heard:
             return ""
+        if node.is_unusable:
+            return wait_reasons.not_used(node.name, node.trouble, node.name in self._leaving)
         silent_s = None if node.heard_at is None else time.time() - node.heard_at
         return wait_reasons.not_heard(node.name, silent_s, node.name in self._leaving)
 

@@ -41,6 +41,11 @@ def not_heard(name: str, silent_s: float | None, is_leaving: bool) -> str:
     return f"{name} not heard of {since}{GIVES_UP if is_leaving else ''}"
 
 
+def not_used(name: str, trouble: str, is_leaving: bool) -> str:
+    """Say why a node that can be reached tells nothing of its attempts."""
+    return f"{name} cannot be used: {trouble}{GIVES_UP if is_leaving else ''}"
+
+
 def _too_long(usual_s: float | None, ends: str, left_s: float | None) -> str:
     return f"such jobs take {show_time(usual_s)}, and {ends} after {show_time(left_s)}"
 
