@@ -16,16 +16,23 @@ pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Pyth
 
 
 class Forgetful(Engine):
-    """An engine that forgets all refusals, so that every event places every request."""
+    """An engine that forgets refusals, so that every event places every request.
+
+    It remembers those by which the host is kept for requests that have waited for long.
+    """
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
+        self._patience_s = rules.patience_s
         self._scheduler.granter._refusals.without_room = lambda *_: None
         self._scheduler.granter.max_work = math.inf
 
     def handle(self, event: Event) -> list[Action]:
         for group in list(self._waitlist.in_turn()):
-            self._waitlist.refuse(group, None)
+            refused, waited_s = group.refused, event.at - group.head.since
+            is_kept = refused is not None and refused.host_reason is not None
+            if not (is_kept and waited_s >= self._patience_s):
+                self._waitlist.refuse(group, None)
         return super().handle(event)
 
 
