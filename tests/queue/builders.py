@@ -14,6 +14,7 @@ from grn.queue.events import (
     AskLease,
     AttemptStarted,
     CancelAsked,
+    CancelContinued,
     ClockRead,
     DrainAsked,
     DropAsk,
@@ -172,6 +173,10 @@ class Line:
 
     def cancels(self, *jobs: int, is_now: bool = False) -> list[Action]:
         return self.tell(CancelAsked(self.at, jobs, is_now))
+
+    def continues(self) -> list[Action]:
+        """The turn after one that has ended some members of cancelled arrays."""
+        return self.tell(CancelContinued(self.at))
 
     def is_asked_to_yield(self, job: int, *, is_idle: bool = False) -> list[Action]:
         """The negotiator asks the lease of a job to give way."""

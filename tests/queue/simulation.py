@@ -18,6 +18,8 @@ from grn.queue.events import (
     AskLease,
     AttemptStarted,
     CancelAsked,
+    CancelContinued,
+    ContinueCancel,
     DrainAsked,
     DropAsk,
     Event,
@@ -224,6 +226,9 @@ class Simulation:
         is_passed = self.leases.pass_on(action.job, action.heir.spec.id)
         if not is_passed and not self.passes_blindly:
             self.leases.ask(action.heir)
+
+    def continue_cancel(self, _action: ContinueCancel) -> None:
+        self.tell(CancelContinued(self.now))
 
     def tell_ended(self, action: TellEnded) -> None:
         assert self.disk.fates.get(action.job) is action.reason, "I10: told before it was written"
@@ -469,8 +474,9 @@ class Simulation:
         assert self.engine is not None
         chance, now, jobs = self.chance, self.now, tuple(self.engine.jobs)
         some = tuple(job for job in jobs if chance.random() < 0.2) or (1,)
-        self.tell(MembersNamed(now, some))
         what = int(chance.random() * 7)
+        if what or chance.random() < 0.5:  # a cancel ends members that are no jobs yet, too
+            self.tell(MembersNamed(now, some))
         if what == 0:
             self.tell(CancelAsked(now, some[:3], chance.random() < 0.2))
         elif what == 1:
@@ -607,6 +613,7 @@ ACTS: dict[type, Callable[[Simulation, Any], None]] = {
     PassAsk: Simulation.pass_ask,
     SettleLease: Simulation.settle_lease,
     TellEnded: Simulation.tell_ended,
+    ContinueCancel: Simulation.continue_cancel,
     AskLease: lambda world, action: world.leases.ask(action),
     DropAsk: lambda world, action: world.leases.drop(action.job),
     ReturnLease: lambda world, action: world.leases.done(action.lease, None),

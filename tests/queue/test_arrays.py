@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 
-from grn.queue.events import AskLease, ClockRead, SaveMembers, TellEmpty, WakeAt
+from grn.queue.events import (
+    AskLease,
+    ClockRead,
+    ContinueCancel,
+    SaveMembers,
+    TellEmpty,
+    WakeAt,
+)
 from grn.queue.jobs.arrays import FoldedArray
 from grn.queue.jobs.job import AttemptFate, EndReason, JobState, KeptArray
 from grn.queue.jobs.lease_window import UNFOLDED, WindowLimits
+from grn.queue.jobs.steering import ENDED_AT_ONCE
 from tests.queue.builders import FAILED, Line, a_spec, kept
 
 MANY = 100_000
@@ -33,10 +41,18 @@ def test_members_are_taken_from_anywhere_and_only_once() -> None:
         first, count = chance.randrange(1, 50), chance.randrange(1, 30)
         array = FoldedArray(KeptArray(a_spec(first), ((first, first + count - 1),)))
         left = set(range(first, first + count))
+        cancelled: set[int] = set()
         while left:
+            named = [chance.randrange(first - 3, first + count + 3) for _ in range(3)]
+            array.cancel(named)
+            cancelled |= left & set(named)
+            assert array.first(count) == sorted(left - cancelled)
+            assert array.cancelled(count) == sorted(cancelled)
             wanted = [chance.randrange(first - 3, first + count + 3) for _ in range(5)]
-            assert array.take(wanted) == sorted(left & set(wanted))
+            taken = sorted(left & set(wanted)), sorted(cancelled & set(wanted))
+            assert array.take(wanted) == taken
             left -= set(wanted)
+            cancelled -= set(wanted)
             assert list(array) == sorted(left)
             assert len(array) == len(left)
             assert all((job in array) == (job in left) for job in range(first - 3, first + 90))
@@ -224,6 +240,68 @@ def test_the_members_of_a_damaged_array_are_lost_with_a_reason() -> None:
     line = a_line(arrays=(KeptArray(a_spec(1), ((5, 9),), fault="its record is damaged"),))
     assert line.ends == dict.fromkeys(range(5, 10), EndReason.LOST)
     assert set(line.texts.values()) == {"its record is damaged"}
+
+
+# --- cancel --------------------------------------------------------------------------------------
+
+
+def test_cancelled_members_end_in_parts_and_none_has_a_turn_meanwhile() -> None:
+    line = a_line()
+    line.submits_array(1, 2000)
+    line.submits(2001)
+    line.runs(1)
+    line.cancels(*range(2, 2001))
+    assert line.asked == [2001]
+    assert len(line.ends) == UNFOLDED - 1 + ENDED_AT_ONCE
+    while line.said(ContinueCancel):
+        assert line.engine.jobs.is_cancelling
+        assert line.engine.counts()["queued"] == 2000 - len(line.ends)
+        line.continues()
+        assert not line.said(AskLease)
+    assert not line.engine.jobs.is_cancelling
+    assert line.ends == dict.fromkeys(range(2, 2001), EndReason.CANCELLED)
+    line.exits(1)
+    assert line.ends[1] is EndReason.OK
+
+
+def test_only_the_named_members_are_cancelled() -> None:
+    line = a_line()
+    line.submits_array(1, 5000, is_held=True)
+    line.submits_array(5001, 6000, is_held=True)
+    line.cancels(*range(10, 20), *range(4000, 5601))
+    line.cancels(700)
+    while line.said(ContinueCancel):
+        line.continues()
+    assert sorted(line.ends) == [*range(10, 20), 700, *range(4000, 5601)]
+    assert line.engine.counts()["held"] == 6000 - len(line.ends)
+
+
+def test_a_cancelled_member_that_is_named_ends_at_once() -> None:
+    line = a_line()
+    line.submits_array(1, 5000, is_held=True)
+    line.cancels(*range(1, 5001))
+    assert 4000 not in line.ends
+    line.names(4000)
+    assert line.ends[4000] is EndReason.CANCELLED
+
+
+def test_cancelled_members_that_are_not_written_yet_are_saved_as_folded() -> None:
+    line = a_line()
+    line.submits_array(1, 5000, is_held=True)
+    line.cancels(*range(101, 5001))
+    assert line.said(SaveMembers)[0].left == ((1, 100), (101 + ENDED_AT_ONCE, 5000))
+
+
+def test_cancelled_members_are_not_skipped_with_the_rest() -> None:
+    line = a_line()
+    line.submits(1)
+    line.submits_array(2, 3000, after=(1,))
+    line.cancels(*range(1001, 3001))
+    line.runs(1)
+    line.exits(1, FAILED)
+    assert line.ends[2] is EndReason.SKIPPED
+    assert line.ends[3000] is EndReason.CANCELLED
+    assert len(line.ends) == 3000
 
 
 # --- lists ---------------------------------------------------------------------------------------

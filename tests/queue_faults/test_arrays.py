@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.queue_faults.rig import Rig, pause
 
 COUNT = 400
 KILLS = 6
+LONG = 6000
 
 
 @pytest.mark.timeout(300)
@@ -37,3 +39,26 @@ def test_an_array_whose_queue_is_killed_again_and_again_runs_each_member_once(
 
     assert ledger.check(rig.rows()) == []
     assert rig.no_lease_left()
+
+
+@pytest.mark.timeout(300)
+def test_members_whose_cancel_was_answered_never_run_and_others_go_on(rig: Rig, seed: int) -> None:
+    """The queue is killed during the cancel of a long array, and after it was answered."""
+    chance = random.Random(seed)
+    rig.start()
+    request = rig.request([["true"]], array=f"0-{LONG - 1}", held=True)
+    first = rig.ask("submit", **request)["first"]
+    jobs = list(range(first, first + LONG))
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(rig.ask, "cancel", jobs=jobs)
+        pause(chance.uniform(0.0, 0.3))
+        rig.restart()
+        is_answered = asked.exception() is None
+    ended = {job for job, row in rig.rows().items() if row["state"] == "ended"}
+    assert not is_answered or ended == set(jobs)
+    assert rig.ask("cancel", jobs=jobs)["cancelled"] == sorted(set(jobs) - ended)
+    rig.restart()
+    rows = rig.rows()
+    assert {row["reason"] for row in rows.values()} == {"cancelled"}
+    assert sorted(rows) == jobs
+    assert rig.ask("count")["counts"] == {"running": 0, "queued": 0, "held": 0, "ended": LONG}

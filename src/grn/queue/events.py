@@ -152,6 +152,13 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelContinued:
+    """The next cancelled members of arrays can be ended, as `ContinueCancel` wanted."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SubmitterGone:
     """A process that jobs are tied to has ended."""
 
@@ -234,6 +241,7 @@ Event = (
     | AttemptFound
     | ActionFailed
     | CancelAsked
+    | CancelContinued
     | YieldAsked
     | IdleReported
     | SubmitterGone
@@ -394,6 +402,11 @@ class RunIdleHook:
 
 
 @dataclass(frozen=True, slots=True)
+class ContinueCancel:
+    """Send `CancelContinued` in a later turn: others are answered in between."""
+
+
+@dataclass(frozen=True, slots=True)
 class WakeAt:
     """Send `ClockRead` at this time of the wall clock; replaces an earlier `WakeAt`."""
 
@@ -423,5 +436,6 @@ Action = (
     | TellEnded
     | RunIdleHook
     | WakeAt
+    | ContinueCancel
     | TellEmpty
 )

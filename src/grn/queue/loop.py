@@ -24,7 +24,9 @@ from grn.queue.events import (
     AskLease,
     AttemptFound,
     AttemptStarted,
+    CancelContinued,
     ClockRead,
+    ContinueCancel,
     DropAsk,
     Event,
     Exited,
@@ -264,6 +266,9 @@ class QueueLoop:
         delay_s = min(max(0.0, action.clock - time.time()), MAX_SLEEP_S)
         self._wake = asyncio.get_running_loop().call_later(delay_s, self._read_clock)
 
+    def _continue_cancel(self, _action: ContinueCancel) -> None:
+        self.tell(CancelContinued(self.now()))
+
     def _read_clock(self) -> None:
         self.tell_now(ClockRead(self.now(), time.time()))
 
@@ -377,6 +382,7 @@ _ACTS: dict[type, Callable[[QueueLoop, Any], None]] = {
     Launch: QueueLoop._launch,
     Stop: QueueLoop._stop,
     WakeAt: QueueLoop._wake_at,
+    ContinueCancel: QueueLoop._continue_cancel,
     TellEnded: QueueLoop._tell_ended,
     RunIdleHook: QueueLoop._run_idle_hook,
     TellEmpty: QueueLoop._tell_empty,

@@ -7,7 +7,7 @@ before their turn, or when a request names them (docs/decisions/0056-arrays-are-
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import chain, islice
 
@@ -15,9 +15,63 @@ from grn.model.windows import StartWindow
 from grn.queue.jobs.job import JobSpec, JobState, KeptArray
 from grn.queue.jobs.queued_job import QueuedJob, Rank
 
+Part = tuple[int, int]
+
+
+class IdRanges:
+    """Ids of jobs, ascending, as runs of consecutive ones."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self._parts = list(parts)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The first and the last id of each run."""
+        return self._parts
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self._parts)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(range(first, last + 1) for first, last in self._parts)
+
+    def __contains__(self, job_id: int) -> bool:
+        position = bisect_right(self._parts, (job_id, job_id)) - 1
+        candidates = self._parts[max(0, position) : position + 2]
+        return any(first <= job_id <= last for first, last in candidates)
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Enter ids, ascending, none of which is here."""
+        new: list[Part] = []
+        for one in ids:
+            if new and new[-1][1] == one - 1:
+                new[-1] = (new[-1][0], one)
+            else:
+                new.append((one, one))
+        self._parts = sorted([*self._parts, *new])
+
+    def take(self, ids: Iterable[int]) -> list[int]:
+        """Remove ids; return those that were here, ascending."""
+        taken = sorted({job_id for job_id in ids if job_id in self})
+        left: list[Part] = []
+        following = iter([*taken, 0])
+        cut = next(following)
+        for first, last in self._parts:
+            while first <= cut <= last:
+                if first < cut:
+                    left.append((first, cut - 1))
+                first, cut = cut + 1, next(following)
+            if first <= last:
+                left.append((first, last))
+        self._parts = left
+        return taken
+
 
 class FoldedArray:
-    """The members of one array that are not jobs yet: all alike but for their numbers."""
+    """The members of one array that are not jobs yet: all alike but for their numbers.
+
+    A cancelled one never has a turn: it becomes a job to be ended at once.
+    """
 
     def __init__(self, kept: KeptArray) -> None:
         self.spec: JobSpec = kept.spec  # of its first member
@@ -25,7 +79,8 @@ class FoldedArray:
         self.waits_for: AbstractSet[int] = frozenset()  # jobs that have not ended yet
         self.window: StartWindow | None = None
         self.opens_at: float | None = None
-        self._left = list(kept.left)  # first and last id of each run of folded members, ascending
+        self._waiting = IdRanges(kept.left)
+        self._cancelled = IdRanges(())
 
     @property
     def id(self) -> int:
@@ -33,32 +88,32 @@ class FoldedArray:
         return self.spec.id
 
     @property
-    def left(self) -> tuple[tuple[int, int], ...]:
-        return tuple(self._left)
+    def left(self) -> tuple[Part, ...]:
+        """The folded members, as runs of consecutive ids, ascending."""
+        return tuple(sorted([*self._waiting.parts, *self._cancelled.parts]))
 
     @property
     def rank(self) -> Rank:
         """Return the rank of the next member."""
-        return (1, -self.spec.priority, self._left[0][0])
+        return (1, -self.spec.priority, self._waiting.parts[0][0])
 
     @property
     def is_ready(self) -> bool:
-        return not (self.is_held or self.waits_for or self.opens_at is not None)
+        is_kept_back = self.is_held or self.waits_for or self.opens_at is not None
+        return bool(self._waiting) and not is_kept_back
 
     def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self._left)
+        return len(self._waiting) + len(self._cancelled)
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(range(first, last + 1) for first, last in self._left)
+        return iter(IdRanges(self.left))
 
     def __contains__(self, job_id: int) -> bool:
-        position = bisect_right(self._left, (job_id, job_id)) - 1
-        candidates = self._left[max(0, position) : position + 2]
-        return any(first <= job_id <= last for first, last in candidates)
+        return job_id in self._waiting or job_id in self._cancelled
 
     def first(self, count: int) -> list[int]:
         """Return the next members."""
-        return list(islice(self, count))
+        return list(islice(self._waiting, count))
 
     def member(self, job_id: int) -> QueuedJob:
         """Return a member as a job."""
@@ -68,21 +123,18 @@ class FoldedArray:
         job.window, job.opens_at = self.window, self.opens_at
         return job
 
-    def take(self, ids: Iterable[int]) -> list[int]:
-        """Remove members; return those that were folded, ascending."""
-        taken = sorted({job_id for job_id in ids if job_id in self})
-        left: list[tuple[int, int]] = []
-        following = iter([*taken, 0])
-        cut = next(following)
-        for first, last in self._left:
-            while first <= cut <= last:
-                if first < cut:
-                    left.append((first, cut - 1))
-                first, cut = cut + 1, next(following)
-            if first <= last:
-                left.append((first, last))
-        self._left = left
-        return taken
+    def take(self, ids: Collection[int]) -> tuple[list[int], list[int]]:
+        """Remove members; return those that were folded, ascending, and the cancelled of them."""
+        cancelled = self._cancelled.take(ids)
+        return sorted([*self._waiting.take(ids), *cancelled]), cancelled
+
+    def cancel(self, ids: Collection[int]) -> None:
+        """Let members have no turn any more."""
+        self._cancelled.add(self._waiting.take(ids))
+
+    def cancelled(self, count: int) -> list[int]:
+        """Return the first members that are cancelled."""
+        return list(islice(self._cancelled, count))
 
 
 class FoldedArrays:
@@ -109,6 +161,22 @@ class FoldedArrays:
         """Remove an array without folded members."""
         self._by_id.remove((array.id, array))
         self._in_order.remove((-array.spec.priority, array.id, array))
+
+    def cancel(self, ids: Iterable[int]) -> None:
+        """Let those of the jobs that are members have no turn any more."""
+        by_array: dict[int, list[int]] = {}
+        for job_id in ids if self else ():
+            array = self.of(job_id)
+            if array is not None:
+                by_array.setdefault(array.id, []).append(job_id)
+        for array in self:
+            if array.id in by_array:
+                array.cancel(by_array[array.id])
+
+    @property
+    def cancelled(self) -> FoldedArray | None:
+        """An array with cancelled members, None when there is none."""
+        return next((array for array in self if array.cancelled(1)), None)
 
     @property
     def count(self) -> int:

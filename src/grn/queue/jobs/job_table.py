@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
 
 from grn.queue.events import Action, DropAsk, SaveEnd, SaveMembers, SaveState, TellEnded
 from grn.queue.jobs.arrays import FoldedArray, FoldedArrays
@@ -165,10 +165,11 @@ class JobTable:
                 return
 
     def unfold(
-        self, array: FoldedArray, ids: Iterable[int]
+        self, array: FoldedArray, ids: Collection[int]
     ) -> Generator[Action, None, list[QueuedJob]]:
-        """Make members of an array jobs of their own, and return these."""
-        members = [array.member(job_id) for job_id in array.take(ids)]
+        """Make members of an array jobs of their own, and return these; end cancelled ones."""
+        taken, cancelled = array.take(ids)
+        members = [array.member(job_id) for job_id in taken]
         for job in members:
             self.add(job)
             for before in job.waits_for:
@@ -178,7 +179,9 @@ class JobTable:
             self.arrays.forget(array)
         if members:
             yield SaveMembers(array.id, tuple(job.spec.id for job in members), array.left)
-        return members
+        for job_id in cancelled:
+            yield from self.end(self.jobs[job_id], EndReason.CANCELLED, "", None)
+        return [job for job in members if job.spec.id in self.jobs] if cancelled else members
 
     def connect(self, job: QueuedJob, ends: dict[int, bool]) -> Iterator[Action]:
         """Note the dependencies of a queued job; one that failed ends it."""

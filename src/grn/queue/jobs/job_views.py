@@ -70,6 +70,11 @@ class JobViews(Mapping[int, JobView]):
         """Return the number of such members."""
         return self._table.arrays.count
 
+    @property
+    def is_cancelling(self) -> bool:
+        """True while some of them are cancelled and have not ended yet."""
+        return self._table.arrays.cancelled is not None
+
     def folded_among(self, jobs: Iterable[int]) -> list[int]:
         """Return such members among jobs."""
         return [job_id for job_id in jobs if self._is_folded(job_id)] if self.folded else []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from grn.queue.events import (
     Action,
     CancelAsked,
+    ContinueCancel,
     DrainAsked,
     Edited,
     HoldAsked,
@@ -19,6 +20,8 @@ from grn.queue.jobs.job_table import JobTable, saved
 from grn.queue.jobs.lease_window import LeaseWindow
 from grn.queue.jobs.queued_job import QueuedJob
 from grn.queue.jobs.start_windows import StartWindows
+
+ENDED_AT_ONCE = 500  # cancelled members of arrays
 
 
 class Steering:
@@ -41,6 +44,16 @@ class Steering:
             self._table.step(job, Step.STOP)
             yield saved(job)
             yield Stop(job_id, job.attempt, event.is_now or is_second)
+        self._table.arrays.cancel(event.jobs)
+        yield from self.end_cancelled()
+
+    def end_cancelled(self) -> Iterator[Action]:
+        """End some of the cancelled members of arrays; the rest follows with the next event."""
+        array = self._table.arrays.cancelled
+        if array is not None:
+            yield from self._table.unfold(array, array.cancelled(ENDED_AT_ONCE))
+        if self._table.arrays.cancelled is not None:
+            yield ContinueCancel()
         yield from self._window.more()
 
     def hold(self, event: HoldAsked) -> Iterator[Action]:

@@ -26,6 +26,7 @@ from grn.queue.sites.leases.remote_lease import node_of
 log = logging.getLogger(__name__)
 MAX_NAMED = 20
 FIRST_CONTACT_S, LOOK_S = 3.0, 0.1
+CANCEL_LOOK_S = 0.02
 
 
 def submit(peer: QueuePeer, message: queue_requests.SubmitRequest) -> None:
@@ -65,17 +66,27 @@ def watch(peer: QueuePeer, message: queue_requests.WatchJobsRequest) -> None:
 
 
 def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
-    """Cancel jobs, running or queued."""
+    """Cancel jobs, running or queued; members of arrays have ended before it is answered."""
     loop = peer.loop
     for job_id in message.jobs:
         if job_id not in loop.engine.jobs:
             peer.state(job_id)  # raises when there is no such job
     alive = [job for job in message.jobs if job in loop.engine.jobs]
     if message.queued:
-        alive = [job for job in alive if loop.engine.jobs[job].state is JobState.QUEUED]
+        folded = set(loop.engine.jobs.folded_among(alive))
+        alive = [
+            job for job in alive if job in folded or loop.engine.jobs[job].state is JobState.QUEUED
+        ]
     _note(peer, "cancel", alive)
     loop.tell_now(CancelAsked(loop.now(), tuple(alive), message.now))
-    peer.send(message.id, {"cancelled": alive, "trouble": loop.trouble or ""})
+
+    def answer() -> None:
+        if loop.engine.jobs.is_cancelling and not loop.trouble:
+            asyncio.get_running_loop().call_later(CANCEL_LOOK_S, answer)
+        else:
+            peer.send(message.id, {"cancelled": alive, "trouble": loop.trouble or ""})
+
+    answer()
 
 
 def hold(peer: QueuePeer, message: queue_requests.HoldRequest) -> None:

@@ -47,13 +47,12 @@ def _named(peer: QueuePeer, message: Any) -> list[int]:
         case queue_requests.ShowRequest() | queue_requests.EditRequest():
             named = [message.job]
         case (
-            queue_requests.CancelRequest()
-            | queue_requests.HoldRequest()
+            queue_requests.HoldRequest()
             | queue_requests.MoveRequest()
             | queue_requests.RetryRequest()
             | queue_requests.WatchJobsRequest()
         ):
             named = message.jobs
-        case _:  # lists make rows of folded members, and a wait needs no row before the end
+        case _:  # lists make rows of folded members; a cancel and a wait need none before the end
             pass
     return jobs.folded_among(named)
