@@ -85,8 +85,10 @@ class Recovery:
         """Look at an attempt once; None when it changed meanwhile."""
         folder = self._settings.folder(attempt)
         os.makedirs(os.path.dirname(folder), mode=0o700, exist_ok=True)
-        is_locked = folders.is_locked(folder)
+        # In this order: a record has claim and lock when it gets its name, and its end before it is
+        # unlocked.
         claim = folders.read_claim(folder)
+        is_locked = folders.is_locked(folder)
         if not claim and is_same_boot:
             return self._look_without_claim(attempt, claim, is_locked)
         result = finish.found(
