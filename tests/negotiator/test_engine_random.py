@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from grn.negotiator.actions import Action, Grant
+from grn.negotiator.actions import Action, Defer, Grant
 from grn.negotiator.engine import Engine
-from grn.negotiator.events import Event
+from grn.negotiator.events import Event, Resumed
 from grn.negotiator.schedule.ledger import Rules
 from tests.negotiator.machine import Negotiation
 
@@ -53,17 +53,45 @@ class Compared(Engine):
 
 
 class Interrupted(Engine):
-    """An engine that tries one request at a time: every round is cut short and continued."""
+    """An engine that does one thing at a time, in every round and sample."""
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._scheduler.granter.max_work = 1
+        self._scheduler.granter.max_work = self._runs.max_work = 1
+
+
+class Patient(Engine):
+    """An engine that applies a sample lease by lease, and acts like one that does it at once."""
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__(rules)
+        self._reference = Engine(rules)
+        self._runs.max_work, self._reference._runs.max_work = 1, math.inf
+
+    def handle(self, event: Event) -> list[Action]:
+        expected = self._reference.handle(event)
+        actions = super().handle(event)
+        while self._runs.is_behind or self._after_sample:
+            actions = [*actions, *super().handle(Resumed(event.at))]
+            self.check()
+        assert _without_pauses(actions) == _without_pauses(expected)
+        return expected
+
+
+def _without_pauses(actions: list[Action]) -> list[Action]:
+    return [action for action in actions if not isinstance(action, Defer)]
 
 
 class InterruptedNegotiation(Negotiation):
-    """The same histories with rounds in pieces."""
+    """The same histories with rounds and samples in pieces."""
 
     engine_type = Interrupted
+
+
+class PatientNegotiation(Negotiation):
+    """The same histories with samples in pieces, compared to those with whole samples."""
+
+    engine_type = Patient
 
 
 class ComparedNegotiation(Negotiation):
@@ -72,7 +100,9 @@ class ComparedNegotiation(Negotiation):
     engine_type = Compared
 
 
-@pytest.mark.parametrize("machine", [ComparedNegotiation, InterruptedNegotiation])
+@pytest.mark.parametrize(
+    "machine", [ComparedNegotiation, InterruptedNegotiation, PatientNegotiation]
+)
 @pytest.mark.parametrize("examples", [100, pytest.param(5000, marks=pytest.mark.soak)])
 @pytest.mark.timeout(3600)
 def test_random_histories_keep_every_promise(machine: type[Negotiation], examples: int) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from grn.model.gpu import Gpu, Reading
-from grn.model.job import Run
+from grn.model.job import Outcome, Run
 from grn.model.units import GiB
-from grn.negotiator.actions import SaveRun
-from grn.negotiator.events import WaitReason
+from grn.negotiator.actions import Defer, SaveRun
+from grn.negotiator.events import Released, Sampled, WaitReason
 from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.schedule.ledger import Rules
@@ -44,6 +44,29 @@ def a_story(gpus: int = 1, **types: float) -> BusyStory:
     story = BusyStory(some_gpus(gpus), CAPPED, profiles=tuple(known))
     story.types = types
     return story
+
+
+def test_jobs_that_end_while_a_sample_is_applied_are_learned_with_it() -> None:
+    story = a_story(100, light=0)
+    story.types = {"light": 0.3}
+    keys = [f"{number}" for number in range(100)]
+    for key in keys:
+        story.asks(key, job_type="light", mem_bytes=20 * GiB)
+        story.memory[key] = GiB
+    story.passes(60)
+    story.memory = dict.fromkeys(keys, 3 * GiB)
+    readings = tuple(story.reading(book.gpu) for book in story.engine.view.books.values())
+    readings = tuple(replace(reading, load_pct=90.0) for reading in readings)
+    actions = story.engine.handle(Sampled(story.at + 60.0, readings))
+    assert Defer(is_soon=True) in actions
+
+    for key in keys:
+        ended = Released(story.at + 61.0, f"lease-{key}", Outcome.OK)
+        actions = story.engine.handle(ended)
+        (saved,) = [action for action in actions if isinstance(action, SaveRun)]
+        assert saved.run.peak_bytes == 3 * GiB
+        assert saved.run.load == pytest.approx((50 * 0.3 + 60 * 0.9) / 110)
+    story.engine.check()
 
 
 def test_a_job_alone_shows_its_load() -> None:

@@ -5,6 +5,7 @@ Decides which request gets which GPU, and when. Does no I/O: time comes with the
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -83,6 +84,7 @@ class Engine:
         self._idle = IdleLeases(self._rules, self._holdings)
         self._residue_until = _NEVER
         self._unlearned: deque[EndedRun] = deque()
+        self._after_sample: deque[Callable[[float], Iterator[Action]]] = deque()  # still to be done
         self._handlers: dict[type, Callable[[Any], Iterable[Action]]] = {
             JobStarted: self._started,
             Requested: self._scheduler.requested,
@@ -128,7 +130,7 @@ class Engine:
         if self._unlearned and not _goes_before_learning(event):
             actions += self._learn()
         actions += self._handlers[type(event)](event)
-        if self._scheduler.is_behind:
+        if self._scheduler.is_behind or self._runs.is_behind or self._after_sample:
             actions.append(Defer(is_soon=True))
         return actions
 
@@ -146,6 +148,7 @@ class Engine:
         self._endings.check()
         self._idle.check()
         self._scheduler.check()
+        self._runs.check()
 
     # --- one method per event ------------------------------------------------------------
 
@@ -213,6 +216,8 @@ class Engine:
         lease = self._leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
+        yield from self._runs.catch_up(lease)
+        lease = self._leases[lease.id]
         is_virtual = all(book.is_virtual for book in self._holdings.books_of(lease))
         peak, reported = event.peak_bytes, event.gpu_peak_bytes
         if is_virtual and lease.gpus:
@@ -257,6 +262,8 @@ class Engine:
             if isinstance(lease, SetTimer):
                 yield lease
                 continue
+            yield from self._runs.catch_up(lease)
+            lease = self._leases[lease.id]
             outcome = self._endings.outcome_of(lease, Outcome.KILLED, at)
             yield from self._ended(lease, Released(at, lease.id, outcome), outcome, is_lost=True)
             yield from self._drop_types()
@@ -292,10 +299,17 @@ class Engine:
         if has_news:
             yield from self._learn()
             yield from self._drop_types()
-        yield from self._scheduler.go_on(event.at, has_news)
+        if self._runs.is_behind:
+            yield from self._runs.go_on()
+        elif self._after_sample:
+            yield from self._after_sample.popleft()(event.at)  # the last begins a round
+        else:
+            yield from self._scheduler.go_on(event.at, has_news)
         self._memory.refresh()
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:
+        if self._runs.is_behind:
+            yield from self._runs.go_on(math.inf)  # with the sample before
         for reading in event.readings:
             book = self._books.get(reading.uuid)
             if book is not None:
@@ -310,16 +324,24 @@ class Engine:
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
             yield action
-        self._scheduler.learned(self._memory.woken)  # measured now: turns change
         yield from self._idle.look(event.at, event.owners)
-        yield from self._scheduler.account(event.at)
         if event.wall_offset_s is not None:
             self._bookings.offset_s = event.wall_offset_s
-        yield from self._keep_bookings(event.at)
-        yield from self._scheduler.give_up_absent(event.at)
-        yield from self._scheduler.schedule(event.at)
-        yield from self._scheduler.preempt(event.at)
-        if self._wants_look(event.at):
+        yield from self._runs.go_on()
+        self._after_sample = deque([self._account, self._keep_bookings, self._offer_room])
+        while self._after_sample and not self._runs.is_behind:
+            yield from self._after_sample.popleft()(event.at)
+
+    def _account(self, at: float) -> Iterator[Action]:
+        self._scheduler.learned(self._memory.woken)  # measured now: turns change
+        yield from self._scheduler.account(at)
+
+    def _offer_room(self, at: float) -> Iterator[Action]:
+        """Give the room that a sample has shown to requests that wait."""
+        yield from self._scheduler.give_up_absent(at)
+        yield from self._scheduler.schedule(at)
+        yield from self._scheduler.preempt(at)
+        if self._wants_look(at):
             yield LookSoon()
 
     def _profile_forgotten(self, event: ProfileForgotten) -> Iterator[Action]:

@@ -146,7 +146,11 @@ class Loads:
         if shown is None or not 0 < passed_s <= _LONGEST_S or not book.is_read:
             return
         total, model = shown / 100, book.gpu.model
-        held = [lease for lease in book.leases.values() if lease.state is LeaseState.HELD]
+        held = [
+            lease
+            for lease in book.leases.values()
+            if lease.state is LeaseState.HELD and lease.granted_at <= at
+        ]
         if len(held) == 1:  # as on most GPUs: a shortcut
             seen_s = min(passed_s, at - held[0].granted_at)
             if seen_s > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
@@ -19,6 +20,7 @@ from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import allowed
 
+MAX_WORK = 96  # leases to look at and loads to split in one event, of some 15 us each
 _LOADS_AT_ONCE = 128  # GPUs whose loads are split in one sample
 _SOON_S = 2.0  # after the sample before
 _WITHIN = 1.05  # times its reservation of host memory: sizes of processes are samples
@@ -52,31 +54,77 @@ class Runs:
         self._outgrew: dict[str, int] = {}  # leases above their reservation, and their use then
         self._looked_at = float("-inf")
         self._turn = 0  # counts samples
+        # Of the latest sample: leases still to look at, GPUs whose loads are still to be split.
+        self._unseen: OrderedDict[str, None] = OrderedDict()
+        self._unsplit: OrderedDict[str, None] = OrderedDict()
+        self.max_work: float = MAX_WORK
         self.wall_offset_s = 0.0
 
     def look(self, at: float, survived: Collection[str] = ()) -> Iterator[Action]:
-        """Apply the latest readings to every lease.
+        """Release the leases of dead jobs, and close GPUs with jobs that outgrow their reservation.
 
-        A lease in `survived` stays as it is: processes of a dead job are alive, and one without
-        memory may still use the reservation.
+        `go_on` applies the readings to all other leases and to loads. A lease in `survived` stays
+        as it is: processes of a dead job are alive, and one without memory may still use the
+        reservation.
         """
+        books = self._holdings.books
+        outgrown = {one for book in books.values() if book.leases for one in book.outgrown()}
         for lease in self._to_look_at(at):
             if lease.state is LeaseState.DRAINING:
                 if lease.id not in survived:
                     yield from self._drain(lease)
-            else:
+            elif lease.id in outgrown:
                 yield from self._look_at(lease, at)
+            else:
+                self._unseen[lease.id] = None
         outgrew: dict[str, int] = {}
         parts = self._parts(at)
-        for place, book in enumerate(self._holdings.books.values()):
+        for place, (uuid, book) in enumerate(books.items()):
             book.is_changed = False
             if book.leases and (place + self._turn) % parts == 0:
-                self._loads.look(book, at)
+                self._unsplit[uuid] = None
             is_growing = bool(book.leases) and self._is_growing(book, at, outgrew)
             if is_growing != book.is_closed:
                 book.close(is_growing)
-        self._holdings.weigh_changed()
         self._outgrew = outgrew
+
+    @property
+    def is_behind(self) -> bool:
+        """True when the latest sample is not applied to everything yet."""
+        return bool(self._unseen or self._unsplit)
+
+    def go_on(self, max_work: float | None = None) -> Iterator[Action]:
+        """Apply the latest sample to more leases and loads, at most `max_work` of them."""
+        left = self.max_work if max_work is None else max_work
+        while self.is_behind and left > 0:
+            left -= 1
+            if self._unseen:
+                lease_id, _ = self._unseen.popitem(last=False)
+                yield from self._look_at(self._holdings.leases[lease_id], self._looked_at)
+            else:
+                uuid, _ = self._unsplit.popitem(last=False)
+                self._loads.look(self._holdings.books[uuid], self._looked_at)
+        if not self.is_behind:
+            self._holdings.weigh_changed()
+
+    def catch_up(self, ending: Lease) -> Iterator[Action]:
+        """Apply the latest sample to a lease that ends, and to all others on its GPUs."""
+        if not self.is_behind:
+            return
+        books = self._holdings.books_of(ending)
+        for lease_id in dict.fromkeys((ending.id, *(one for book in books for one in book.leases))):
+            if lease_id in self._unseen:
+                del self._unseen[lease_id]
+                yield from self._look_at(self._holdings.leases[lease_id], self._looked_at)
+        for book in books:
+            if book.gpu.uuid in self._unsplit:
+                del self._unsplit[book.gpu.uuid]
+                self._loads.look(book, self._looked_at)
+
+    def check(self) -> None:
+        """Raise AssertionError when the rest of a sample is not about running jobs."""
+        leases = self._holdings.leases
+        assert all(leases[one].state is LeaseState.HELD for one in self._unseen)
 
     def _parts(self, at: float) -> int:
         """Return how many samples share the work of splitting the loads of all GPUs.
