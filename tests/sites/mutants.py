@@ -15,6 +15,7 @@ from grn.queue import __main__ as service
 from grn.queue.jobs.job import AttemptFate
 from grn.queue.sites.files import log_copy
 from grn.queue.sites.node import Node
+from grn.queue.sites.node_attempts import NodeAttempts
 
 
 def cut_is_dead() -> None:
@@ -24,7 +25,7 @@ def cut_is_dead() -> None:
     def lost(self: Any, exc: Exception | None) -> None:
         was_heard = self.is_heard
         real(self, exc)
-        for attempt in list(self._attempts) if was_heard else ():
+        for attempt in list(self._attempts.leases) if was_heard else ():
             text = f"{self.name} went down"
             self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
 
@@ -37,7 +38,7 @@ def start_again() -> None:
     def ask_for(self: Any, attempt: Any, _lease: Any) -> None:
         self._listener.attempt_found(attempt, AttemptFate.NOT_BEGUN, "it was out of sight")
 
-    Node._ask_for = ask_for  # type: ignore[method-assign]
+    NodeAttempts.ask_for = ask_for  # type: ignore[method-assign]
 
 
 def append_logs() -> None:

@@ -17,7 +17,8 @@ from grn.queue.journal.rows import Command
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
 from grn.queue.sites.leases.remote_lease import NodeAddress, RemoteLease, node_of, remote
-from grn.queue.sites.node import MAX_KNOWN, Node
+from grn.queue.sites.node import Node
+from grn.queue.sites.node_attempts import MAX_KNOWN
 from grn.queue.sites.stream import FrameReader, LeaseBytes, LogPiece, Message, encode
 from tests.queue.sites.fakes import FakeLoop
 

@@ -28,7 +28,8 @@ from grn.protocol.rows import as_json
 from grn.queue.site import Attempt
 from grn.queue.sites.leases.choice import PilotSite
 from grn.queue.sites.leases.remote_lease import NodeAddress
-from grn.queue.sites.node import MAX_SKEW_S, Node
+from grn.queue.sites.node import Node
+from grn.queue.sites.node_attempts import MAX_SKEW_S
 from grn.queue.sites.router import Router
 from grn.sites import SiteConfig
 
