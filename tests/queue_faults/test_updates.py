@@ -14,11 +14,12 @@ import pytest
 
 from grn.proc.processes import boot_id
 from grn.queue.local import attempt_files as attempts
-from tests.harness import ROOT, wait_for
+from tests.harness import GRN, ROOT, wait_for
 from tests.queue_faults.rig import Rig, gone
 
 DATA = ROOT / "tests" / "data"
 OLDER = ("b8da9a9", "c0475fd", "1493129")  # one for each form of an attempt that was ever written
+BEFORE_ARRAYS = "2e25fdd"  # its queue knows jobs alone
 COMMAND = "import sys; sys.argv[0] = 'grn'; from grn.front.main import main; sys.exit(main())"
 
 
@@ -64,7 +65,8 @@ class Older:
     def grn(self, *words: str | Path) -> None:
         """Run a command of the older grn."""
         path = str(self.folder / "src")
-        argv = [sys.executable, "-c", COMMAND, *words]
+        is_former = (self.folder / "src" / "grn" / "front").exists()
+        argv = [*((sys.executable, "-c", COMMAND) if is_former else GRN), *words]
         self._rig.story.start(*argv, env={"PYTHONPATH": path}).ended_well()
 
     def submit(self, line: str, *options: str) -> None:
@@ -124,6 +126,30 @@ def test_jobs_go_on_when_grn_is_updated_under_them(rig: Rig, commit: str) -> Non
     assert found[4] == ("failed", 6, 1)
     assert jobs.runs() == sorted(names), "each ran once"
     assert rig.no_lease_left()
+
+
+def test_arrays_are_submitted_to_and_listed_from_a_queue_that_was_not_restarted(rig: Rig) -> None:
+    Older(rig, BEFORE_ARRAYS).grn("queue", "start")
+    words = (
+        "--hold",
+        "--name",
+        "grid",
+        "--array",
+        "3-1204%2",
+        "--shell",
+        "--",
+        "echo $GRN_ARRAY_INDEX",
+    )
+    submitted = rig.story.start(*GRN, "submit", *words).ended_well()
+    assert [int(word) for word in submitted.out.split()] == list(range(1, 1203))
+    (row,) = rig.story.start(*GRN, "ls").ended_well().out.splitlines()[1:]
+    assert row.split()[:3] == ["1-1202", "1202", "held"]
+    assert "grid[3-1204]: echo $GRN_ARRAY_INDEX" in row
+    last = rig.row(1202)
+    assert (last["array_index"], last["array_limit"]) == ("1204", 2)
+    pid = rig.ask("ping")["pid"]
+    rig.ask("stop")
+    gone([pid])
 
 
 def _shim_of(rig: Rig, job: int) -> int:

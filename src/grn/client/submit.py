@@ -12,7 +12,7 @@ from grn.client import job_options, queue
 from grn.client.connection import drive, drive_async
 from grn.client.job_options import MAX_NAME, folder, text
 from grn.client.leasing import job_request
-from grn.errors import GrnError, JobFailed, UsageError
+from grn.errors import GrnError, JobFailed, ProtocolError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,6 +202,26 @@ def send(jobs: Iterable[Message], shared: Message, *, is_quiet: bool = False) ->
 
     The jobs of the next message are made while the queue writes the last one.
     """
+    if not shared.get("array"):
+        return _send(jobs, shared, is_quiet)
+    (job,) = jobs
+    try:
+        return _send([job], shared, is_quiet)
+    except ProtocolError:  # a queue of a version in which the members were sent one by one
+        numbers = shared.pop("array")
+        return _send(_members(job, numbers), shared, is_quiet)
+
+
+def _members(job: Message, numbers: str) -> Iterator[Message]:
+    from grn.model.ranges import parse_ranges
+
+    argv = [wire.meant(word) for word in job["argv"]]
+    for index in map(str, parse_ranges(numbers)):
+        args = job_request.member_arguments(argv, index, job["args"])
+        yield {**job, "args": args, "extra": {"GRN_ARRAY_INDEX": index}}
+
+
+def _send(jobs: Iterable[Message], shared: Message, is_quiet: bool) -> list[int]:
     ids: list[int] = []
     left = iter(jobs)
     part = _take(left)
@@ -210,6 +230,8 @@ def send(jobs: Iterable[Message], shared: Message, *, is_quiet: bool = False) ->
         answer = queue.submit(
             {"op": "submit", "jobs": part, **shared}, partial(_take_once, left, following)
         )
+        if shared.get("array_limit"):
+            shared.setdefault("array_first", answer["first"])
         if answer["trouble"] and not ids and not is_quiet:
             print(f"grn: accepted, but: {answer['trouble']}", file=sys.stderr)
         ids += range(answer["first"], answer["first"] + answer["count"])

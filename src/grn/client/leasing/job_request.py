@@ -14,7 +14,7 @@ import stat
 from binascii import crc32
 
 from grn.model import MAX_CHOICE, MAX_GPUS, MAX_PRIORITY
-from grn.model.shell_line import line_of, program_of, with_index
+from grn.model.shell_line import INDEX_MARKS, line_of, program_of, with_index
 from grn.protocol.lease_messages import LeaseRequest
 
 TYPE_CHECKING = False
@@ -145,6 +145,15 @@ def line_arguments(line: str, index: str = "") -> dict[str, float | str]:
     words, _ = program_of(line)
     args = command_arguments([with_index(word, index) for word in words] if index else words)
     return {name: value for name, value in args.items() if "$" not in str(value)}
+
+
+def member_arguments(
+    argv: Sequence[str], index: str, shared: dict[str, float | str]
+) -> dict[str, float | str]:
+    """Return the arguments of a job of an array: its own where its line fills in its number."""
+    line = line_of(argv)
+    is_filled = line is not None and any(mark in line for mark in INDEX_MARKS)
+    return line_arguments(line, index) if line and is_filled else shared
 
 
 def command_type(argv: Sequence[str], cwd: str = "") -> tuple[str, str]:

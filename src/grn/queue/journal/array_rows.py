@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grn.client.leasing.job_request import line_arguments
+from grn.client.leasing.job_request import member_arguments
 from grn.daemon import database
 from grn.daemon.database import checksum, is_intact
 from grn.model.ranges import MAX_NUMBERS, parse_ranges
-from grn.model.shell_line import INDEX_MARKS, line_of
 from grn.queue.events import SaveMembers
 from grn.queue.jobs.job import JobSpec, KeptArray
 from grn.queue.journal import new_rows, rows
@@ -204,9 +203,7 @@ def _rows(template: _Template, action: SaveMembers) -> Iterator[tuple[Any, ...]]
 
 def _member(job: NewJob, index: str) -> NewJob:
     """Return a member by its number; what its line does with the number counts as an argument."""
-    line = line_of(job.argv)
-    is_filled = line is not None and any(mark in line for mark in INDEX_MARKS)
-    arguments = line_arguments(line, index) if line and is_filled else job.arguments
+    arguments = member_arguments(job.argv, index, job.arguments)
     return replace(job, extra={**job.extra, INDEX: index}, arguments=arguments)
 
 
