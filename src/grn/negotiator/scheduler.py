@@ -42,7 +42,7 @@ from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 _NEVER = float("-inf")
 _MAX_MOVED = 64  # groups whose turns are changed at once, some 8 us each,
-_MAX_MOVED_FIRST = 16  # and beside a round of offers
+_MAX_MOVED_FIRST = 6  # and beside a round of offers
 _RESTARTING = Wait(
     WaitReason.RESTARTING,
     "the negotiator has just restarted and waits for earlier requests to reconnect",

@@ -24,7 +24,7 @@ from grn.negotiator.schedule.turns.wait_index import Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 
 USUAL_S = 600.0  # of a type without timed runs
-MAX_WORK = 24  # per event, of some 15 us each: the rest of a round follows
+MAX_WORK = 12  # per event, of some 15 us each: the rest of a round follows
 _REFUSAL_WORK = 3  # to find that no GPU has room for a request,
 _PLACE_WORK = 6  # to place it,
 _GRANT_WORK = 18  # and to grant it

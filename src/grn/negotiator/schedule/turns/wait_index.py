@@ -168,10 +168,17 @@ class WaitIndex:
         all_rooms = rooms
         for room, lines in self._lines.get(reach, {}).items():
             rooms = all_rooms.of(room)
-            if rooms.most(room, rooms.level(0.0), guess_bytes) < 0:
+            widest = rooms.most(room, rooms.level(0.0), guess_bytes)
+            if widest < 0:
                 continue
+            mosts: dict[int, float] = {}  # by how long jobs may take
             for buckets, line in lines.items():
-                most = rooms.most(room, rooms.level(_least(buckets.lasts)), guess_bytes)
+                if line.needs[0] > widest:  # as in most lines
+                    continue
+                most = mosts.get(buckets.lasts)
+                if most is None:
+                    level = rooms.level(_least(buckets.lasts))
+                    most = mosts[buckets.lasts] = rooms.most(room, level, guess_bytes)
                 if line.needs[0] <= most:
                     position = first_after(line.entries, after)
                     if position < len(line.entries):
