@@ -267,7 +267,8 @@ class QueueLoop:
         self._wake = asyncio.get_running_loop().call_later(delay_s, self._read_clock)
 
     def _continue_cancel(self, _action: ContinueCancel) -> None:
-        self.tell(CancelContinued(self.now()))
+        """Leave a moment for requests: each takes several rounds of the event loop."""
+        self.tell_lazily(CancelContinued(self.now()))
 
     def _read_clock(self) -> None:
         self.tell_now(ClockRead(self.now(), time.time()))

@@ -68,10 +68,9 @@ def watch(peer: QueuePeer, message: queue_requests.WatchJobsRequest) -> None:
 def cancel(peer: QueuePeer, message: queue_requests.CancelRequest) -> None:
     """Cancel jobs, running or queued; members of arrays have ended before it is answered."""
     loop = peer.loop
-    for job_id in message.jobs:
-        if job_id not in loop.engine.jobs:
-            peer.state(job_id)  # raises when there is no such job
     alive = [job for job in message.jobs if job in loop.engine.jobs]
+    for job in sorted(set(message.jobs).difference(alive)):
+        peer.state(job)  # raises when there is no such job
     if message.queued:
         folded = set(loop.engine.jobs.folded_among(alive))
         alive = [
