@@ -276,6 +276,19 @@ def test_only_the_named_members_are_cancelled() -> None:
     assert line.engine.counts()["held"] == 6000 - len(line.ends)
 
 
+def test_members_of_many_short_arrays_end_together() -> None:
+    line = a_line()
+    arrays = range(1, 3 * ENDED_AT_ONCE, 3)
+    for first in arrays:
+        line.submits_array(first, first + 2, is_held=True)
+    line.cancels(*range(1, arrays[-1] + 3))
+    assert len(line.ends) == ENDED_AT_ONCE
+    line.continues()
+    line.continues()
+    assert len(line.ends) == 3 * ENDED_AT_ONCE
+    assert not line.said(ContinueCancel)
+
+
 def test_a_cancelled_member_that_is_named_ends_at_once() -> None:
     line = a_line()
     line.submits_array(1, 5000, is_held=True)

@@ -174,9 +174,9 @@ class FoldedArrays:
                 array.cancel(by_array[array.id])
 
     @property
-    def cancelled(self) -> FoldedArray | None:
-        """An array with cancelled members, None when there is none."""
-        return next((array for array in self if array.cancelled(1)), None)
+    def cancelled(self) -> list[FoldedArray]:
+        """The arrays with cancelled members."""
+        return [array for array in self if array.cancelled(1)]
 
     @property
     def count(self) -> int:

@@ -73,7 +73,7 @@ class JobViews(Mapping[int, JobView]):
     @property
     def is_cancelling(self) -> bool:
         """True while some of them are cancelled and have not ended yet."""
-        return self._table.arrays.cancelled is not None
+        return bool(self._table.arrays.cancelled)
 
     def folded_among(self, jobs: Iterable[int]) -> list[int]:
         """Return such members among jobs."""

@@ -49,10 +49,14 @@ class Steering:
 
     def end_cancelled(self) -> Iterator[Action]:
         """End some of the cancelled members of arrays; the rest follows with the next event."""
-        array = self._table.arrays.cancelled
-        if array is not None:
-            yield from self._table.unfold(array, array.cancelled(ENDED_AT_ONCE))
-        if self._table.arrays.cancelled is not None:
+        left = ENDED_AT_ONCE
+        for array in self._table.arrays.cancelled:
+            some = array.cancelled(left)
+            left -= len(some)
+            yield from self._table.unfold(array, some)
+            if not left:
+                break
+        if self._table.arrays.cancelled:
             yield ContinueCancel()
         yield from self._window.more()
 
