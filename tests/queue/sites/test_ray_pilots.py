@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from grn.queue.sites.pilots import ray_rules
-from grn.queue.sites.pilots.ray_pilots import UNSEEN_S, PilotDead, PilotKeeper
+from grn.queue.sites.pilots.ray_cluster import PilotDead
+from grn.queue.sites.pilots.ray_pilots import UNSEEN_S, PilotKeeper
 from grn.sites import SiteConfig
 
 SITE = SiteConfig("cloud", "ray", address="auto")

@@ -27,14 +27,14 @@ from grn.errors import GrnError, UsageError
 from grn.model.text import counted
 from grn.queue.sites.pilots import ray_actor, ray_rules
 from grn.queue.sites.pilots.ray_actor import PilotOrder
-from grn.queue.sites.pilots.ray_pilots import (
+from grn.queue.sites.pilots.ray_cluster import (
     ClusterAway,
     PilotCut,
     PilotDead,
     PilotHandle,
-    PilotKeeper,
     PilotRefused,
 )
+from grn.queue.sites.pilots.ray_pilots import PilotKeeper
 from grn.sites import SiteConfig
 
 CONNECT_S = 5.0

@@ -1,7 +1,7 @@
 """Keep the pilots of one Ray site: start as many as jobs need, end idle ones, relay their streams.
 
 It keeps nothing that a new process could not find again in the cluster by the names of pilots.
-`ray.py` makes the calls of Ray behind `Cluster`; `ray_rules.py` decides.
+`ray.py` makes the calls of Ray behind `ray_cluster.py`; `ray_rules.py` decides.
 """
 
 from __future__ import annotations
@@ -13,13 +13,21 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from grn.proc.spawn import own_module
 from grn.queue.sites.agent.pipe import OFFERED
 from grn.queue.sites.leases.choice import Demand
 from grn.queue.sites.pilots import ray_rules
 from grn.queue.sites.pilots.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
+from grn.queue.sites.pilots.ray_cluster import (
+    Cluster,
+    ClusterAway,
+    PilotCut,
+    PilotDead,
+    PilotHandle,
+    PilotRefused,
+)
 from grn.queue.sites.pilots.ray_rules import Pilots
 from grn.sites import SiteConfig
 
@@ -35,61 +43,6 @@ REPLACED_S = 120.0
 # The agent on a machine that lives ends its jobs within 10 s of Ray's daemon there.
 UNSEEN_S = 15.0
 CLOSE_S = 3.0
-
-
-class ClusterAway(Exception):
-    """The cluster does not answer now; nothing is known of its pilots."""
-
-
-class PilotCut(Exception):
-    """A pilot does not answer now; nothing is known of it."""
-
-
-class PilotRefused(Exception):
-    """A pilot cannot do what it was asked for."""
-
-
-class PilotDead(Exception):
-    """The cluster says that a pilot has ended for good."""
-
-
-class PilotHandle(Protocol):
-    """Calls to one pilot; each may raise PilotCut or PilotDead."""
-
-    async def watch(self, seen: str) -> dict[str, str]: ...
-
-    async def drain(self) -> None: ...
-
-    async def open(self) -> int: ...
-
-    async def exchange(
-        self, stream: int, turn: int, data: bytes, wait_s: float
-    ) -> bytes | None: ...
-
-    async def close(self, stream: int) -> None: ...
-
-
-class Cluster(Protocol):
-    """A Ray cluster as the pilots of one queue see it; each call may raise ClusterAway."""
-
-    mark: str  # in the names of its pilots
-
-    async def names(self) -> list[str]:
-        """Return the names of all pilots of the queue that have not ended."""
-
-    async def start(self, name: str) -> PilotHandle: ...
-
-    async def find(self, name: str) -> PilotHandle | None: ...
-
-    async def kill(self, name: str) -> None: ...
-
-    async def nodes(self) -> list[dict[str, Any]]: ...
-
-    async def sweep(self, name: str, node: str) -> str | None:
-        """End what is left of a pilot on the machine of its node, or on all of them.
-
-        Return what could not be ended, None when a machine has no node that lives.
-        """
 
 
 @dataclass(slots=True)
