@@ -84,7 +84,7 @@ class Engine:
         self._idle = IdleLeases(self._rules, self._holdings)
         self._residue_until = _NEVER
         self._unlearned: deque[EndedRun] = deque()
-        self._after_sample: deque[Callable[[float], Iterator[Action]]] = deque()  # still to be done
+        self._after_sample: deque[Callable[[float], Iterable[Action]]] = deque()  # still to be done
         self._handlers: dict[type, Callable[[Any], Iterable[Action]]] = {
             JobStarted: self._started,
             Requested: self._scheduler.requested,
@@ -328,13 +328,20 @@ class Engine:
         if event.wall_offset_s is not None:
             self._bookings.offset_s = event.wall_offset_s
         yield from self._runs.go_on()
-        self._after_sample = deque([self._account, self._keep_bookings, self._offer_room])
+        self._after_sample = deque(
+            [self._account, self._keep_bookings, self._note_rooms, self._offer_room]
+        )
         while self._after_sample and not self._runs.is_behind:
             yield from self._after_sample.popleft()(event.at)
 
     def _account(self, at: float) -> Iterator[Action]:
         self._scheduler.learned(self._memory.woken)  # measured now: turns change
         yield from self._scheduler.account(at)
+
+    def _note_rooms(self, at: float) -> Iterable[Action]:
+        """Note the room on GPUs that have changed: all of them, after very many ends."""
+        self._scheduler.granter.follow_processes()
+        return ()
 
     def _offer_room(self, at: float) -> Iterator[Action]:
         """Give the room that a sample has shown to requests that wait."""
