@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,8 @@ def _command(pid: int) -> list[str]:
 
 def _kill(pids: list[int]) -> None:
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the end of one may end another
+            os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not any(map(is_running, pids)), f"{pids} to be gone")
 
 

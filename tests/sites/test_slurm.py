@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,8 @@ class Home(Queue):
         """Kill processes without a chance to clean up; there must be some."""
         pids = wait_for(lambda: self.processes(*words), f"a process with {words}")
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the end of one may end another
+                os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not any(map(is_running, pids)), f"{pids} to be gone")
 
 
