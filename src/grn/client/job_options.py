@@ -34,7 +34,7 @@ class JobOption(Record):
     field: str = ""  # of the message, where that has another name
     usual: object = None  # is not sent: older queues do not know the field
     limits: tuple[int, int] | None = None  # of a number
-    longest: int = 0  # a text has so many characters at most
+    longest: int = 0  # the most characters of a text
     clearing: Mapping[str, Any] = {}  # words of `grn edit` that take the value away
 
 

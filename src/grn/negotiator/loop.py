@@ -165,7 +165,7 @@ class Loop:
     def tell(self, event: Event) -> None:
         """Give the engine one event and carry out its actions: persist first, then act.
 
-        An end that nobody waits for, and that grants nothing, is persisted a moment later.
+        An end whose reporter does not wait, and that grants nothing, is persisted a moment later.
         """
         actions = self._engine.handle(event)
         grants = [action for action in actions if isinstance(action, Grant)]
@@ -186,7 +186,7 @@ class Loop:
         self._catch_up_soon()
 
     def _catch_up_soon(self) -> None:
-        """Do what nobody waits for, for all events of a moment: that costs half as much."""
+        """Do later, for all events of a moment, what no client waits for: it costs half as much."""
         if not self._is_to_catch_up:
             self._is_to_catch_up = True
             asyncio.get_running_loop().call_later(CATCH_UP_S, self.catch_up)

@@ -320,7 +320,9 @@ def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
         verb = f"waits for {show_time(row.for_s)}, place {row.place}"
         turn = ""
         if before := row.users_before:
-            others = "another user who waits has" if before == 1 else f"{before} others have"
+            others = (
+                "another user with a waiting job has" if before == 1 else f"{before} others have"
+            )
             turn = f"\n  its user has had {row.had_gpu_h:.1f} GPU hours lately; {others} had less"
         if row.starts_in_s is not None:
             turn = f"\n  {show_expected('starts', row.starts_in_s)}{turn}"

@@ -353,7 +353,7 @@ class ClientLease:
     ) -> Steps[str | None]:
         """Report the end of a lease; a report that is not heard is repeated with the next request.
 
-        Return how the negotiator saw it end, None if it does not say or nobody waits for it.
+        Return how the negotiator saw it end, None if it does not say or the caller does not wait.
         """
         connection, self._connection = self._connection or LeaseConnection(), None
         is_quiet &= connection.sock is not None

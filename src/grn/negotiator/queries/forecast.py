@@ -204,8 +204,8 @@ class Forecasts:
     def _stretch(self, at: float) -> tuple[float, float]:
         """Return the factors for the earliest and the latest start.
 
-        A request that waits for longer than its latest start counts as one that starts now: the
-        late ones would else be missing from the record while they wait.
+        A request that waits for longer than its latest start counts as one that starts now.
+        Otherwise late ones would be missing from the record while they wait.
         """
         soon = [_ratio(one.waited_s, one.earliest_s) for one in self.starts]
         late = [_ratio(one.waited_s, one.latest_s) for one in self.starts]

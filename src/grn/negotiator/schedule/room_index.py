@@ -94,8 +94,8 @@ class RoomIndex:
         self._noted: dict[str, _Noted] = {}
         self._whole = _Part(())
         self._parts: dict[tuple[Reach, frozenset[str]], _Part] = {}  # the latest used is last
-        self._log: list[str] = []  # GPUs whose notes have changed,
-        self._forgotten = 0  # but for so many before
+        self._log: list[str] = []  # the latest GPUs whose notes have changed
+        self._forgotten = 0  # how many entries were removed from the front of the log
         self.changed: set[str] = set()  # GPUs whose books have changed
         self._moved: set[str] = set()  # the same since `moved` was last called
 

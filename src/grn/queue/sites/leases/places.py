@@ -1,6 +1,6 @@
 """The places that can be asked for a lease: this machine, nodes, and sites that place nodes.
 
-Says how soon a place could start a job, and why none does; asks nobody.
+Says how soon a place could start a job, and why none does; sends no request.
 """
 
 from __future__ import annotations
