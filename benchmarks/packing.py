@@ -22,7 +22,7 @@ from packing_uncertain import KINDS, UncertainWorld, uncertain
 
 from grn.model.units import GiB, show_time
 from grn.negotiator.queries.forecast import inside
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.simulate.policies import POLICIES, lower_bound_s, play
 from grn.simulate.replay import Stay, World
 from grn.simulate.schedulers import OfEngine

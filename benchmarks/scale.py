@@ -35,7 +35,7 @@ from grn.negotiator.events import (
     Sampled,
     Withdrawn,
 )
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 
 USERS, EVENTS, SAMPLES = 20, 1_000, 20
 TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 20.0

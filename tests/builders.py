@@ -28,7 +28,7 @@ from grn.negotiator.events import (
     WaitReason,
     Withdrawn,
 )
-from grn.negotiator.schedule.ledger import Book, Guard, Rules
+from grn.negotiator.schedule.room.ledger import Book, Guard, Rules
 
 MODEL = "Card 24"
 NO_GUARD = Guard(fraction=0.0, fixed_bytes=0)

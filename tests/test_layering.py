@@ -406,10 +406,13 @@ def test_other_faults_are_caught(module: str, source: str) -> None:
         ("grn", "from grn.client import lease"),
         ("grn.wire", "import json, struct\nfrom grn.errors import ProtocolError"),
         ("grn.model.job", "from grn.model.gpu import Gpu\nfrom collections.abc import Mapping"),
-        ("grn.negotiator.schedule.placement", "from grn.negotiator.schedule.ledger import Ledger"),
         (
             "grn.negotiator.schedule.placement",
-            "from grn.negotiator.schedule import ledger\nfrom grn.model import job",
+            "from grn.negotiator.schedule.room.ledger import Ledger",
+        ),
+        (
+            "grn.negotiator.schedule.placement",
+            "from grn.negotiator.schedule.room import ledger\nfrom grn.model import job",
         ),
         (
             "grn.negotiator.loop",
@@ -430,7 +433,7 @@ def test_other_faults_are_caught(module: str, source: str) -> None:
     ],
 )
 def test_what_is_allowed_passes(module: str, source: str) -> None:
-    assert faults(module, source, KNOWN | {"grn.negotiator.schedule.ledger"}) == []
+    assert faults(module, source, KNOWN | {"grn.negotiator.schedule.room.ledger"}) == []
 
 
 def test_an_engine_is_changed_by_events_and_read_through_its_view() -> None:

@@ -30,7 +30,7 @@ from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.storage.store import Store
 from tests.harness import Story

@@ -61,7 +61,7 @@ from grn.negotiator.events import (
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.margin import FIRST_MARGIN
 from grn.negotiator.learn.memory.type_profiles import CHANCE
-from grn.negotiator.schedule.ledger import Guard, Rules
+from grn.negotiator.schedule.room.ledger import Guard, Rules
 from tests.builders import NO_GUARD, a_gpu, a_holder, a_request, a_virtual_gpu, some_gpus
 
 IDLE_S, IDLE_AFTER_S, IDLE_WINDOW_S, LONGEST_STEP_S = 20.0, 10.0, 2.0, 20.0

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from grn.model.units import GiB
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import FreeSpace, is_calm, is_empty, is_taking
-from grn.negotiator.schedule.room_index import MANY, RoomIndex
+from grn.negotiator.schedule.room.ledger import Book, Rules
+from grn.negotiator.schedule.room.room_index import MANY, RoomIndex
 from grn.negotiator.schedule.turns.order import Reach, Refusal, WaitingRequest
 from grn.negotiator.schedule.turns.wait_index import MAX_REACHES, Ahead, Rooms
 from grn.negotiator.schedule.turns.wait_queue import Waitlist

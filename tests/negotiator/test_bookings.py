@@ -13,7 +13,7 @@ from grn.model.units import GiB
 from grn.negotiator.actions import AskYield, DropBooking, SaveBooking
 from grn.negotiator.events import Booking, BookingMade, BookingRemoved, Sampled, WaitReason
 from grn.negotiator.schedule.booking_plan import planned
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 WALL = 1_800_000_000.0  # the wall clock when a story begins

@@ -31,7 +31,7 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.queries.views import gpu as gpu_view
 from grn.negotiator.queries.views import used_by
-from grn.negotiator.schedule.ledger import Guard, Rules
+from grn.negotiator.schedule.room.ledger import Guard, Rules
 from tests.builders import (
     MODEL,
     Story,

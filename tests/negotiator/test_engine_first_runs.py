@@ -7,7 +7,7 @@ from grn.model.job import Outcome, Policy
 from grn.model.units import GiB, MiB
 from grn.negotiator.actions import SaveLease, SaveRun
 from grn.negotiator.events import ProfileForgotten, RunsImported, WaitReason
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import MODEL, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 FAILED, KILLED = Outcome.FAILED, Outcome.KILLED

@@ -11,7 +11,7 @@ from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
 from grn.negotiator.actions import SaveRun, Settle
 from grn.negotiator.events import WaitReason
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 HOST = HostSize(16, 64 * GiB)

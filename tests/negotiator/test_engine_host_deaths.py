@@ -16,7 +16,7 @@ from grn.model.units import GiB
 from grn.negotiator.actions import SaveRun, Settle
 from grn.negotiator.endings import KERNEL_S
 from grn.negotiator.events import KernelKilled, LeaseSettled
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 HOST = HostSize(16, 64 * GiB)

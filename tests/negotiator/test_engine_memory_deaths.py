@@ -5,7 +5,7 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.actions import SaveRun
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import (
     MODEL,
     Story,

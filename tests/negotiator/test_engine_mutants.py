@@ -26,7 +26,7 @@ from grn.negotiator.schedule import answers as answers_file
 from grn.negotiator.schedule import placement as place_file
 from grn.negotiator.schedule import refusals as refusals_file
 from grn.negotiator.schedule.bookings import NOT_BOOKED, Bookings
-from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.room.ledger import Book
 from grn.negotiator.schedule.turns.order import Group
 from tests.negotiator.machine import Negotiation
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from grn.negotiator.actions import Action, Defer, Grant
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import Event, Resumed
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.negotiator.machine import Negotiation
 
 pytestmark = pytest.mark.slow  # a campaign of pure code: the same on every Python version

@@ -6,7 +6,7 @@ from grn.model.units import GiB
 from grn.negotiator.actions import DropLease, DropWaiting, SaveWaiting
 from grn.negotiator.engine import Engine
 from grn.negotiator.events import JobStarted, LeaseState, Requested, WaitReason
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import (
     NO_GUARD,
     Story,

@@ -3,7 +3,7 @@
 from grn.model.gpu import GpuHealth
 from grn.model.units import GiB
 from grn.negotiator.events import ProfileForgotten, WaitReason
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_gpu, a_profile, a_run, a_use, some_gpus
 
 BIG, SMALL = {"mem_bytes": 20 * GiB}, {"mem_bytes": 4 * GiB}

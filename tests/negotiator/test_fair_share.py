@@ -5,7 +5,7 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.events import SaveUse, Stopping
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.schedule.turns.fair_share import SAVE_S, Shares, Usage
 from grn.negotiator.schedule.turns.order import WaitingRequest
 from tests.builders import NO_GUARD, Story, a_profile, a_request, a_run, some_gpus

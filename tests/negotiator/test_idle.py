@@ -12,7 +12,7 @@ from grn.model.units import GiB
 from grn.negotiator.actions import AskYield, TellIdle, TellIdleStranger
 from grn.negotiator.learn.idle_leases import Idleness, Sample
 from grn.negotiator.queries import views
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_use, a_virtual_gpu, some_gpus
 
 LIMIT_S, AFTER_S = 1800.0, 1200.0

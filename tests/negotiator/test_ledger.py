@@ -5,7 +5,7 @@ import pytest
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.units import GiB, MiB
 from grn.negotiator.events import LeaseState
-from grn.negotiator.schedule.ledger import Guard, check_books
+from grn.negotiator.schedule.room.ledger import Guard, check_books
 from tests.builders import a_book, a_gpu, a_lease, a_reading, a_use, a_virtual_gpu
 
 

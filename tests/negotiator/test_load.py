@@ -14,7 +14,7 @@ from grn.negotiator.actions import Defer, SaveRun
 from grn.negotiator.events import Released, Sampled, WaitReason
 from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 CAPPED = Rules(NO_GUARD, load_cap=1.4)

@@ -11,8 +11,8 @@ from grn.model.job import Outcome
 from grn.model.units import GiB
 from grn.negotiator.actions import AskYield
 from grn.negotiator.events import WaitReason
-from grn.negotiator.schedule.ledger import Rules
-from grn.negotiator.schedule.room_index import MANY
+from grn.negotiator.schedule.room.ledger import Rules
+from grn.negotiator.schedule.room.room_index import MANY
 from tests.builders import NO_GUARD, Story, a_profile, a_run, some_gpus
 
 RULES = Rules(NO_GUARD, yield_after_s=10.0)

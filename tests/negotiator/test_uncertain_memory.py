@@ -12,7 +12,7 @@ from grn.negotiator.events import WaitReason
 from grn.negotiator.learn.arguments import Beyond, less_beyond
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.margin import Experience, Margin
-from grn.negotiator.schedule.ledger import Guard, Rules
+from grn.negotiator.schedule.room.ledger import Guard, Rules
 from tests.builders import Story, a_profile, a_run, some_gpus
 
 

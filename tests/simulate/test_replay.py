@@ -7,7 +7,7 @@ import pytest
 from grn.errors import BadSetting, GrnError
 from grn.model.units import GiB
 from grn.negotiator.queries.forecast import inside
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.simulate.policies import POLICIES, PolicyFigures, lower_bound_s, play
 from grn.simulate.replay import World
 from grn.simulate.schedulers import OfEngine

@@ -32,7 +32,7 @@ from grn.model.units import show_size
 from grn.negotiator.engine import Engine
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
-from grn.negotiator.schedule.ledger import Guard, Rules
+from grn.negotiator.schedule.room.ledger import Guard, Rules
 from grn.negotiator.server import Server, ServerLimits
 from grn.negotiator.storage.store import Store
 from grn.proc import host

@@ -12,7 +12,7 @@ from grn.model.gpu import Gpu, GpuKind, Reading
 from grn.model.job import Outcome
 from grn.negotiator.actions import KillProcesses, SetTimer
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.schedule.allocations import Holdings
+from grn.negotiator.schedule.room.allocations import Holdings
 
 REPORT_S = 0.5  # the reporter learns of the end at the same moment and knows the exit status
 COMMAND_S = 2.0  # the command may be about to bind the lease

@@ -54,8 +54,8 @@ from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import EndedRun, Runs
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.scheduler import RequestScheduler
 
 

@@ -20,13 +20,13 @@ from grn.negotiator.learn.idle_leases import IdleStranger
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.profiling import RunWatch
-from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.booking_plan import admitted
 from grn.negotiator.schedule.bookings import Bookings
-from grn.negotiator.schedule.host_ledger import HostLedger
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need
 from grn.negotiator.schedule.preemption import Claim
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.host_ledger import HostLedger
+from grn.negotiator.schedule.room.ledger import Book, Rules
 from grn.negotiator.schedule.turns.fair_share import Shares
 from grn.negotiator.schedule.turns.order import Group, Turn, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist

@@ -31,10 +31,10 @@ from grn.negotiator.events import (
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.admission import refusal
-from grn.negotiator.schedule.allocations import YIELDING_COST, Holdings
 from grn.negotiator.schedule.grant import USUAL_S, Granter
-from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import pinned
+from grn.negotiator.schedule.room.allocations import YIELDING_COST, Holdings
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage, class_of
 from grn.negotiator.schedule.turns.order import WaitingRequest
 from grn.negotiator.schedule.turns.reconnects import Returning

@@ -11,7 +11,7 @@ from grn.model.job import Outcome, Profile, Run
 from grn.negotiator.actions import SaveStart
 from grn.negotiator.learn.interference import MAX_CAP  # no policy shares a GPU beyond this load
 from grn.negotiator.queries.forecast import Forecasts
-from grn.negotiator.schedule.ledger import Guard, Rules
+from grn.negotiator.schedule.room.ledger import Guard, Rules
 from grn.simulate.replay import Replayed, World
 from grn.simulate.schedulers import OfEngine, Scheduler, Simple, ToldLoads, ToldSharing, Truth
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of

@@ -21,9 +21,9 @@ from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.margin import Margin
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.queries.forecast import Forecasts, at_once
-from grn.negotiator.schedule.host_ledger import HostNeed
-from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, Size
+from grn.negotiator.schedule.room.host_ledger import HostNeed
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.simulate.workload import Assumptions, SimulatedJob, speed_of_model
 
 

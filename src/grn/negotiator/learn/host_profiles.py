@@ -21,7 +21,7 @@ from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.estimate import Known
 from grn.negotiator.learn.memory.margin import FIRST_MARGIN, Margin
 from grn.negotiator.learn.memory.profiling import RunWatch, show_runs
-from grn.negotiator.schedule.host_ledger import HostNeed
+from grn.negotiator.schedule.room.host_ledger import HostNeed
 
 MIN_CPUS = 0.05  # of any job: it is started, watched and ended
 _PEAK_S = 5.0  # cores are averaged over at least this long before they count as a peak

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from grn.model.job import IdleRule
 from grn.negotiator.actions import Action, SaveLease, TellIdle, TellIdleStranger
 from grn.negotiator.events import Lease, LeaseState
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book, Rules
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book, Rules
 
 MIN_STRANGER_BYTES = 256 << 20  # a desktop's windows are not worth a word
 IDLE_LOAD = 0.05  # of a GPU; below it is idle

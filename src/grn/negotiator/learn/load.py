@@ -15,7 +15,7 @@ from grn.model.job import Argument, Outcome, Profile, Request, Run
 from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.learn.arguments import mattering
 from grn.negotiator.learn.interference import Overlaps
-from grn.negotiator.schedule.ledger import MIN_LOAD, Book
+from grn.negotiator.schedule.room.ledger import MIN_LOAD, Book
 
 GUESS = 0.7  # of a type without runs
 FULL = 0.95  # a GPU this busy does not show further demand

@@ -16,9 +16,9 @@ from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.margin import ENOUGH_RUNS
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import allowed
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book, Rules
 
 MAX_WORK = 96  # leases to look at and loads to split in one event, of some 15 us each
 _LOADS_AT_ONCE = 128  # GPUs whose loads are split in one sample

@@ -18,7 +18,7 @@ from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Booking, Lease, LeaseState
 from grn.negotiator.learn.idle_leases import held_bytes
 from grn.negotiator.learn.memory import profiling
-from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.room.ledger import Book
 from grn.negotiator.schedule.turns.order import Turn, WaitingRequest
 from grn.protocol.negotiator_rows import BookingRow, ShareRow
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from grn.model.job import Request
 from grn.model.units import show_size
 from grn.negotiator.actions import Refuse
-from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.placement import allowed, pinned
+from grn.negotiator.schedule.room.ledger import Book
 
 
 def refusal(

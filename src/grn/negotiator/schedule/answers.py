@@ -11,12 +11,12 @@ from collections.abc import Collection
 from grn.model.job import Request
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.bookings import NOT_BOOKED, Booked, Bookings
-from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import Need, Place, allowed, is_anywhere, pinned, place
-from grn.negotiator.schedule.room_index import MANY
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book
+from grn.negotiator.schedule.room.room_index import MANY
 from grn.negotiator.schedule.turns.order import FOR_ANYBODY, BookedFor
 
 

@@ -14,7 +14,7 @@ from grn.model.text import counted
 from grn.model.units import show_time
 from grn.model.windows import show_moment, show_span
 from grn.negotiator.events import Booking
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 
 MAX_AHEAD_S = 14 * 86400.0
 MAX_LENGTH_S = 7 * 86400.0

@@ -18,10 +18,10 @@ from grn.model.job import Request
 from grn.model.windows import show_span
 from grn.negotiator.actions import DropBooking, SaveBooking
 from grn.negotiator.events import Booking, Lease, LeaseState, Wait, WaitReason
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.needs import remaining_s
-from grn.negotiator.schedule.room_index import MANY
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book, Rules
+from grn.negotiator.schedule.room.room_index import MANY
 from grn.negotiator.schedule.turns.wait_index import Ahead
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 

@@ -13,7 +13,7 @@ from math import comb
 
 from grn.model.gpu import Gpu, LinkKind
 from grn.model.job import Policy, Request
-from grn.negotiator.schedule.ledger import Book
+from grn.negotiator.schedule.room.ledger import Book
 
 _WORTH = {LinkKind.NVLINK: 100_000, LinkKind.SWITCH: 1_000, LinkKind.SOCKET: 10}
 _LANES = 1_000  # lanes count less than the kind of link

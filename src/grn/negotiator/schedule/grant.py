@@ -9,14 +9,14 @@ from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.answers import RequestAnswers
 from grn.negotiator.schedule.bookings import Bookings
-from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import Place
 from grn.negotiator.schedule.preemption import Costs, Preemption
 from grn.negotiator.schedule.refusals import Refusals, RoomsOnGpus
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.schedule.turns.backfill import Backfill
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import BookedFor, Group, Reach, Turn, WaitingRequest

@@ -15,10 +15,10 @@ from grn.model.job import Request
 from grn.model.units import GiB
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.host_ledger import HostNeed
-from grn.negotiator.schedule.ledger import Rules
 from grn.negotiator.schedule.placement import Need, allowed
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.host_ledger import HostNeed
+from grn.negotiator.schedule.room.ledger import Rules
 
 _LATE = 1.2  # a job may take this many times its usual time
 _MAX_GUESSED = 0.5  # of the host, for a type that no run has shown,

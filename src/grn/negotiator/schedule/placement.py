@@ -16,7 +16,7 @@ from grn.model.units import show_size
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.interference import is_worth
 from grn.negotiator.schedule.gang import Candidate, choose
-from grn.negotiator.schedule.ledger import MIN_LOAD, Book
+from grn.negotiator.schedule.room.ledger import MIN_LOAD, Book
 
 LOW_LOAD = 0.5  # of a GPU's time, by all its jobs together
 _BUSY = "learned from past runs"

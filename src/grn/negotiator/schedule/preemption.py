@@ -16,10 +16,10 @@ from itertools import islice
 from grn.model.job import Request
 from grn.negotiator.actions import AskYield
 from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.placement import Need, Place, allowed, place
-from grn.negotiator.schedule.room_index import MANY
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book, Rules
+from grn.negotiator.schedule.room.room_index import MANY
 from grn.negotiator.schedule.turns.order import WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from grn.model.job import Request
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.allocations import Holdings
 from grn.negotiator.schedule.answers import RequestAnswers
 from grn.negotiator.schedule.needs import RequestNeeds
 from grn.negotiator.schedule.placement import FreeSpace, Need, allowed, is_anywhere, pinned
-from grn.negotiator.schedule.room_index import RoomIndex
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.room_index import RoomIndex
 from grn.negotiator.schedule.turns.backfill import Backfill
 from grn.negotiator.schedule.turns.order import ANYWHERE, Group, Reach, Refusal
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 from grn.model.job import Request
-from grn.negotiator.schedule.allocations import Holdings
-from grn.negotiator.schedule.ledger import Book, Rules
 from grn.negotiator.schedule.needs import RequestNeeds, remaining_s
 from grn.negotiator.schedule.placement import Need, allowed, is_anywhere, to_keep
-from grn.negotiator.schedule.room_index import FEW, MANY
+from grn.negotiator.schedule.room.allocations import Holdings
+from grn.negotiator.schedule.room.ledger import Book, Rules
+from grn.negotiator.schedule.room.room_index import FEW, MANY
 from grn.negotiator.schedule.turns.order import Group, WaitingRequest
 from grn.negotiator.schedule.turns.wait_queue import Waitlist
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from grn.negotiator.events import SaveUse
-from grn.negotiator.schedule.ledger import Rules
+from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.schedule.turns.order import Turn, WaitingRequest, turn
 
 SAVE_S = 60.0  # a crash loses at most this much usage

@@ -14,8 +14,8 @@ from functools import cache
 from typing import NamedTuple
 
 from grn.negotiator.events import WaitReason
-from grn.negotiator.schedule.host_ledger import HostRoom
 from grn.negotiator.schedule.placement import FreeSpace
+from grn.negotiator.schedule.room.host_ledger import HostRoom
 from grn.negotiator.schedule.turns.order import FOR_ANYBODY, BookedFor, Group, Reach, Refusal, Turn
 
 MAX_REACHES = 256  # distinct sets of GPUs: each costs some microseconds per event

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from grn.negotiator.schedule.ledger import Book
 from grn.negotiator.schedule.placement import Entry, FreeSpace, is_calm, is_empty, is_taking
+from grn.negotiator.schedule.room.ledger import Book
 from grn.negotiator.schedule.turns.order import ANYWHERE, Reach
 
 MANY = 64  # up to this many GPUs all are considered

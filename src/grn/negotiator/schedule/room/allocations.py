@@ -16,10 +16,10 @@ from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
-from grn.negotiator.schedule.host_ledger import HostLedger
-from grn.negotiator.schedule.ledger import Book, Rules, check_books
 from grn.negotiator.schedule.placement import Size
-from grn.negotiator.schedule.room_index import RoomIndex
+from grn.negotiator.schedule.room.host_ledger import HostLedger
+from grn.negotiator.schedule.room.ledger import Book, Rules, check_books
+from grn.negotiator.schedule.room.room_index import RoomIndex
 
 _MIN_SHARE = 1e-6  # of a job that uses nothing: it is accounted all the same
 YIELDING_COST = 0.5  # of a lease that may be asked to give way, in fair share

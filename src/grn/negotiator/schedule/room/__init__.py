@@ -1,0 +1,1 @@
+"""What is free: memory and load of each GPU, of the host, and who has which part of it."""
