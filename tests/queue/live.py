@@ -17,7 +17,15 @@ from grn.queue.local import attempt_files as folders
 from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
-FORKER = "import sys; sys.path[:] = sys.argv[1:]; from grn.queue.local import forker; forker.main()"
+# It ignores signals, as in a queue that a script has started in the background or with `nohup`.
+FORKER = """
+import signal, sys
+for signum in (signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR2):
+    signal.signal(signum, signal.SIG_IGN)
+sys.path[:] = sys.argv[1:]
+from grn.queue.local import forker
+forker.main()
+"""
 PLAIN = {"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"}
 
 

@@ -41,7 +41,8 @@ TAIL_BYTES = 64 << 10
 NOT_BEGUN = "ended before its command began"
 FULL_DISK_S = 0.2
 PIPE_READS = 16  # enough to empty the largest pipe
-_SHIM_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+# A job must not depend on which signals the shell that started the queue had it ignore.
+_SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class StartedCommand(Record):
@@ -361,7 +362,7 @@ def start_command(
         if limit is not None:
             spawn.find_program(argv[0], environment.get("PATH") or os.defpath)
             argv = limit.enter(argv)
-        pid = spawn.command(argv, environment, files, _SHIM_SIGNALS, setsid=True)
+        pid = spawn.command(argv, environment, files, _SIGNALS, setsid=True)
         opened = [fd for fd in opened if fd not in pipes]
     except OSError as error:
         raise spawn.not_started(argv, error) from error
