@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from grn.queue.sites.pilots import ray_rules
+from grn.queue.sites.pilots.ray_actor import UP
 from grn.queue.sites.pilots.ray_cluster import PilotDead
 from grn.queue.sites.pilots.ray_pilots import UNSEEN_S, PilotKeeper
 from grn.sites import SiteConfig
@@ -32,13 +35,21 @@ class FakeHandle:
 
     async def drain(self) -> None: ...
 
-    async def open(self) -> int:
-        raise PilotDead("lost its node")
+    def relay(self, pipe: socket.socket) -> None: ...
 
-    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
-        return None
 
-    async def close(self, stream: int) -> None: ...
+class UpHandle(FakeHandle):
+    """A pilot that runs; its streams send back what comes."""
+
+    async def watch(self, seen: str) -> dict[str, str]:
+        if seen == UP:
+            await self.death.wait()
+        return {"state": UP, "text": "", "node": "a", "host": "one"}
+
+    def relay(self, pipe: socket.socket) -> None:
+        with pipe:
+            while data := pipe.recv(100):
+                pipe.sendall(data)
 
 
 class FakeCluster:
@@ -75,9 +86,10 @@ class FakeCluster:
 class Adapter:
     """A keeper, and the lines it said."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, folder: Path = Path("/")) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.keeper = PilotKeeper(cluster, SITE, "/", self.lines.append, lambda: cluster.now)
+        say = self.lines.append
+        self.keeper = PilotKeeper(cluster, SITE, str(folder), say, lambda: cluster.now)
 
     async def until(self, is_true: Callable[[], bool]) -> None:
         """Let the keeper work until something is true."""
@@ -88,6 +100,10 @@ class Adapter:
             assert not running.done()
             await asyncio.sleep(0.01)
         running.cancel()
+
+    def nodes(self) -> dict[str, list[str]]:
+        found = [line["nodes"] for line in self.lines if "nodes" in line]
+        return found[-1] if found else {}
 
     def gone(self) -> dict[str, str]:
         found = [line["gone"] for line in self.lines if "gone" in line]
@@ -146,6 +162,23 @@ def test_a_pilot_that_may_have_attempts_stays_without_its_adapter() -> None:
         await adapter.keeper.close()
 
         assert list(cluster.pilots) == [OLD]
+
+    asyncio.run(story())
+
+
+def test_streams_of_a_pilot_end_with_its_adapter(tmp_path: Path) -> None:
+    async def story() -> None:
+        cluster = FakeCluster()
+        cluster.pilots[OLD] = UpHandle()
+        adapter = Adapter(cluster, tmp_path)
+        await adapter.until(lambda: OLD in adapter.nodes())
+        reader, writer = await asyncio.open_unix_connection(adapter.nodes()[OLD][-1])
+        writer.write(b"hello")
+        said = await reader.readexactly(5)
+        await adapter.keeper.close()
+
+        assert (said, await reader.read()) == (b"hello", b"")
+        assert not list(tmp_path.iterdir())
 
     asyncio.run(story())
 

@@ -18,15 +18,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from grn import __version__, paths
 from grn.daemon.lockfile import make_own
 from grn.errors import GrnError, UsageError
 from grn.model.text import counted
+from grn.queue.sites.agent.pipe import OFFERED
 from grn.queue.sites.pilots import ray_actor, ray_rules
-from grn.queue.sites.pilots.ray_actor import PilotOrder
+from grn.queue.sites.pilots.ray_actor import CHUNK, MAX_CALLS, PilotOrder
 from grn.queue.sites.pilots.ray_cluster import (
     ClusterAway,
     PilotCut,
@@ -41,7 +42,11 @@ CONNECT_S = 5.0
 INIT_S = 40.0
 AGAIN_S = 5.0
 SWEEP_S = 60.0
+HANG_UP_S = 2.0
 CHECKED_NODES = 16
+# The pilot reads on when the adapter has taken what came before; else its memory were the limit.
+_GENERATOR = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
+OLD_PILOT = b"an earlier grn started this pilot: `grn cancel --now` gives up the jobs in it\n"
 NOT_INSTALLED = "Ray is not installed beside grn here: `pip install ray`, of the cluster's version"
 NO_CLIENT = (
     "addresses of ray:// are not supported: `ray start --address=HEAD:6379 --num-gpus=0` makes this"
@@ -165,6 +170,7 @@ class ActorHandle:
 
     def __init__(self, ray: Any, name: str, actor: Any) -> None:
         self._name = name
+        self._ray = ray
         self._errors = ray.exceptions
         self._actor = actor
 
@@ -175,27 +181,57 @@ class ActorHandle:
     async def drain(self) -> None:
         await self._call(self._actor.drain.remote())
 
-    async def open(self) -> int:
-        return int(await self._call(self._actor.open.remote(__version__)))
+    def relay(self, pipe: socket.socket) -> None:
+        with pipe:
+            if not hasattr(self._actor, "write"):
+                _say(pipe, OLD_PILOT)
+                return
+            try:
+                with self._in_our_words():
+                    stream = int(self._ray.get(self._actor.open.remote(__version__)))
+            except (PilotCut, PilotRefused, PilotDead) as error:
+                _say(pipe, str(error).replace("\n", " ").encode() + b"\n")
+                return
+            _say(pipe, OFFERED)
+            threading.Thread(target=self._read, args=(stream, pipe), daemon=True).start()
+            with contextlib.suppress(OSError, self._errors.RayError):
+                # What comes while a call is under way is carried by the next, all at once.
+                while data := pipe.recv(CHUNK):
+                    self._ray.get(self._actor.write.remote(stream, data))
+            with contextlib.suppress(self._errors.RayError):
+                self._ray.get(self._actor.close.remote(stream), timeout=HANG_UP_S)
 
-    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
-        answer = self._actor.exchange.remote(stream, turn, data, wait_s)
-        said: bytes | None = await self._call(answer)
-        return said
-
-    async def close(self, stream: int) -> None:
-        await self._call(self._actor.close.remote(stream))
+    def _read(self, stream: int, pipe: socket.socket) -> None:
+        """Write the bytes of a stream to its pipe until its end."""
+        # One call for all of them: Ray sends what a generator yields at a tenth of a call's price.
+        answers = self._actor.read.options(**_GENERATOR).remote(stream)
+        with contextlib.suppress(OSError, self._errors.RayError):
+            for answer in answers:
+                pipe.sendall(self._ray.get(answer))
+        with contextlib.suppress(OSError):
+            pipe.shutdown(socket.SHUT_RDWR)
 
     async def _call(self, answer: Any) -> Any:
+        with self._in_our_words():
+            return await answer
+
+    @contextlib.contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        """Raise what Ray raises as an error of the role."""
         errors = self._errors
         try:
-            return await answer
+            yield
         except errors.ActorDiedError as error:
             raise PilotDead(ray_rules.why_dead(self._name, str(error))) from error
         except errors.RayTaskError as error:
             raise PilotRefused(str(error.cause)) from error
         except errors.RayError as error:
             raise PilotCut(str(error).partition("\n")[0]) from error
+
+
+def _say(pipe: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # the queue does not wait any more
+        pipe.sendall(data)
 
 
 class RayCluster:
@@ -209,6 +245,7 @@ class RayCluster:
         self._actor = ray.remote(_actor_class(ray))
         self._options = {
             "lifetime": "detached", "max_restarts": 0, "max_task_retries": 0,
+            "max_concurrency": MAX_CALLS,
             "enable_task_events": False,  # the head would keep a record of each call
             **ray_rules.resources(site.gpus, site.options),
         }  # fmt: skip

@@ -7,7 +7,6 @@ the agent is none of them; it watches the process of the actor itself.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import socket
@@ -15,12 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 CHUNK = 64 << 10  # what Ray carries within a message
-MAX_UNREAD = 4 * CHUNK
-GATHER_S = 0.001  # each call costs a millisecond: wait for what comes next
+MAX_CALLS = 16  # at the same time: of a `watch`, a stream, and streams that are about to end
 POLL_S = 20.0
 READY_S = 30.0
 FIRST_CALL_S = 300.0
@@ -43,18 +42,21 @@ class PilotOrder:
 
 
 class PilotActor:
-    """One actor: its agent, and the streams of the queue to it."""
+    """One actor: its agent, and the streams of the queue to it.
+
+    Ray runs each call in a thread. In an actor with coroutines a call costs nearly twice as much.
+    """
 
     def __init__(self, order: PilotOrder, node: str, gpus: str) -> None:
         self._order = order
         self._node = node
         self._gpus = gpus
         self._phase, self._text = STARTING, ""
-        self._changed: asyncio.Event | None = None
+        self._changed = threading.Condition()
         self._socket = ""
-        self._streams: dict[int, StreamEnd] = {}
+        self._streams: dict[int, socket.socket] = {}
         self._opened = 0
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeping: threading.Thread | None = None
         # Its adapter may have been killed at once; then no call would ever come.
         self._unused = threading.Timer(FIRST_CALL_S, os._exit, (0,))
         self._unused.daemon = True
@@ -62,215 +64,123 @@ class PilotActor:
 
     # --- the agent -----------------------------------------------------------------------
 
-    async def watch(self, seen: str = "") -> dict[str, str]:
+    def watch(self, seen: str = "") -> dict[str, str]:
         """Return the state of the pilot, at once or as soon as it is another than the one seen."""
         self._begin()
-        if seen == self._phase and self._changed is not None:
-            try:
-                await asyncio.wait_for(self._changed.wait(), POLL_S)
-            except asyncio.TimeoutError:
-                pass
-        return {
-            "state": self._phase, "text": self._text, "node": self._node,
-            "host": socket.gethostname(),
-        }  # fmt: skip
+        with self._changed:
+            self._changed.wait_for(lambda: self._phase != seen, POLL_S)
+            return {
+                "state": self._phase, "text": self._text, "node": self._node,
+                "host": socket.gethostname(),
+            }  # fmt: skip
 
-    async def drain(self) -> None:
+    def drain(self) -> None:
         """Let the agent take nothing new, and leave when it is empty."""
         self._begin()
-        await self._run("drain")
+        self._run("drain")
 
     def _begin(self) -> None:
-        if self._keeping is None:
-            self._unused.cancel()
-            self._changed = asyncio.Event()
-            self._keeping = asyncio.get_running_loop().create_task(self._keep())
+        with self._changed:
+            if self._keeping is None:
+                self._unused.cancel()
+                self._keeping = threading.Thread(target=self._keep, daemon=True)
+                self._keeping.start()
 
     def _become(self, state: str, text: str = "") -> None:
-        self._phase, self._text = state, text
-        before, self._changed = self._changed, asyncio.Event()
-        if before is not None:
-            before.set()
+        with self._changed:
+            self._phase, self._text = state, text
+            self._changed.notify_all()
 
-    async def _keep(self) -> None:
+    def _keep(self) -> None:
         """Keep an agent running until it leaves on purpose, or cannot be run."""
         short_lives, text = 0, ""
         while short_lives < MAX_SHORT_LIVES:
             began = time.monotonic()
-            status, said = await self._run("start", "--bound-to", str(os.getpid()))
+            status, said = self._run("start", "--bound-to", str(os.getpid()))
             text = said or f"its agent ended with status {status}"
-            if status == 0 and await self._until_agent_ends(json.loads(said)["socket"]):
-                await self._finish(LEFT)
+            if status == 0 and self._until_agent_ends(json.loads(said)["socket"]):
+                self._finish(LEFT)
             if self._phase == UP:
                 self._become(STARTING)
             is_short = time.monotonic() - began < SHORT_LIFE_S
             short_lives = short_lives + 1 if is_short else 0
-            await asyncio.sleep(PAUSE_S * short_lives)
-        await self._finish(FAILED, text)
+            time.sleep(PAUSE_S * short_lives)
+        self._finish(FAILED, text)
 
-    async def _until_agent_ends(self, path: str) -> bool:
+    def _until_agent_ends(self, path: str) -> bool:
         """Wait for the end of the agent; True when it left on purpose, else it was killed."""
-        try:
-            reader, writer = await asyncio.open_unix_connection(path)
-        except OSError:
-            return False
-        self._socket = path
-        self._become(UP)
-        try:
-            await reader.read()
-        except OSError:
-            pass
-        writer.close()
+        with socket.socket(socket.AF_UNIX) as agent:
+            try:
+                agent.connect(path)
+            except OSError:
+                return False
+            self._socket = path
+            self._become(UP)
+            with suppress(OSError):
+                while agent.recv(CHUNK):
+                    pass
         return os.path.exists(os.path.join(os.path.dirname(path), LEFT_MARK))
 
-    async def _finish(self, state: str, text: str = "") -> None:
+    def _finish(self, state: str, text: str = "") -> None:
         """End what is left, let the adapter see how it ended, then end without it."""
-        await self._run("end")
+        self._run("end")
         self._become(state, text)
-        await asyncio.sleep(LINGER_S)
+        time.sleep(LINGER_S)
         os._exit(0)
 
-    async def _run(self, verb: str, *words: str) -> tuple[int, str]:
+    def _run(self, verb: str, *words: str) -> tuple[int, str]:
         """Run a command of `allocation.py` with grn's interpreter; return status and last line."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *_command(self._order, verb, *words), stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                env=_environment(self._order, self._gpus), cwd="/",
-            )  # fmt: skip
-        except OSError as error:
-            return 127, f"{_python(self._order)}: {error.strerror}"
-        said, _ = await process.communicate()
-        return process.returncode or 0, _last_line(self._order, said)
+        return _do(self._order, _command(self._order, verb, *words), self._gpus)
 
     # --- streams of the queue ------------------------------------------------------------
 
-    async def open(self, version: str) -> int:
+    def open(self, version: str) -> int:
         """Open a stream to the agent and return its number; it replaces the one before.
 
         `version` is that of the queue. An agent of another one is replaced if its node was updated.
         """
         self._begin()
-        await self._until_up()
+        self._until_up()
         if _text_of(os.path.join(os.path.dirname(self._socket), VERSION_FILE)) != version:
-            await self._run("renew")
-            await self._until_up()
-        loop = asyncio.get_running_loop()
-        _, link = await loop.create_unix_connection(StreamEnd, self._socket)
-        for number in list(self._streams):
-            await self.close(number)
-        self._opened += 1
-        self._streams[self._opened] = link
+            self._run("renew")
+            self._until_up()
+        agent = socket.socket(socket.AF_UNIX)
+        agent.connect(self._socket)
+        with self._changed:
+            before, self._opened = list(self._streams), self._opened + 1
+            self._streams[self._opened] = agent
+        for number in before:
+            self.close(number)
         return self._opened
 
-    async def _until_up(self) -> None:
-        deadline = time.monotonic() + READY_S
-        while self._phase != UP:
-            if self._phase in (LEFT, FAILED) or time.monotonic() > deadline:
+    def _until_up(self) -> None:
+        with self._changed:
+            states = (UP, LEFT, FAILED)
+            self._changed.wait_for(lambda: self._phase in states, READY_S)
+            if self._phase != UP:
                 raise ConnectionError(self._text or f"its agent is {self._phase}")
-            await self.watch(self._phase)
 
-    async def exchange(self, stream: int, turn: int, data: bytes, wait_s: float) -> bytes | None:
-        """Pass bytes on to the agent and return the next ones of it; None at its end.
+    def read(self, stream: int) -> Iterator[bytes]:
+        """Yield the bytes of the agent until its end; Ray passes each on as soon as it is there."""
+        agent = self._streams.get(stream)
+        with suppress(OSError):
+            while agent is not None and (data := agent.recv(CHUNK)):
+                yield data
+        self.close(stream)
 
-        Returns none when it says nothing for a time, and as soon as the call of the next turn has
-        come: so no answer overtakes the one before. Ray may start two calls in the wrong order.
-        """
-        if stream not in self._streams:
-            return None
-        link = self._streams[stream]
-        if turn < link.turn:
-            return b""
-        link.turn = turn
-        link.wake()
-        if data:
-            link.write(data)
-            await link.room()
-        await link.wait(wait_s)
-        if data and not link.is_over:
-            await asyncio.sleep(GATHER_S)
-        return link.take() if turn == link.turn else b""
+    def write(self, stream: int, data: bytes) -> None:
+        """Pass bytes on to the agent; after the end they are dropped."""
+        agent = self._streams.get(stream)
+        with suppress(OSError):
+            if agent is not None:
+                agent.sendall(data)
 
-    async def close(self, stream: int) -> None:
+    def close(self, stream: int) -> None:
         """End a stream."""
-        if stream in self._streams:
-            self._streams.pop(stream).close()
-
-
-class StreamEnd(asyncio.Protocol):
-    """One end of a stream: bytes are taken in pieces, and waited for by one caller at a time."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-        self._waiter: asyncio.Future[None] | None = None
-        self._may_write = asyncio.Event()
-        self._may_write.set()
-        self.is_over = False
-        self.turn = 0  # of the last call
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) > MAX_UNREAD and self._transport is not None:
-            self._transport.pause_reading()
-        self.wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_over = True
-        self._may_write.set()
-        self.wake()
-
-    def pause_writing(self) -> None:
-        self._may_write.clear()
-
-    def resume_writing(self) -> None:
-        self._may_write.set()
-
-    def write(self, data: bytes) -> None:
-        """Send bytes; after the end they are dropped."""
-        if self._transport is not None and not self.is_over:
-            self._transport.write(data)
-
-    async def room(self) -> None:
-        """Wait until the other side has read most of what was written."""
-        await self._may_write.wait()
-
-    async def wait(self, limit_s: float | None = None) -> None:
-        """Wait until there are bytes, the end has come, or somebody else calls `wake`."""
-        if self._buffer or self.is_over:
-            return
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = loop.call_later(limit_s, self.wake) if limit_s is not None else None
-        try:
-            await self._waiter
-        finally:
-            if timer is not None:
-                timer.cancel()
-
-    def wake(self) -> None:
-        """Let the caller that waits go on."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def take(self) -> bytes | None:
-        """Return a piece of the bytes that are here, none if there are none; None at the end."""
-        if not self._buffer:
-            return None if self.is_over else b""
-        data = bytes(self._buffer[:CHUNK])
-        del self._buffer[:CHUNK]
-        if self._transport is not None and not self.is_over:
-            self._transport.resume_reading()
-        return data
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._transport is not None:
-            self._transport.close()
+        agent = self._streams.pop(stream, None)
+        if agent is not None:
+            with suppress(OSError):
+                agent.shutdown(socket.SHUT_RDWR)  # it is closed by the last call that uses it
 
 
 # --- tasks on a node without its pilot -------------------------------------------------------
@@ -278,21 +188,22 @@ class StreamEnd(asyncio.Protocol):
 
 def sweep(order: PilotOrder) -> str:
     """End what is left of a pilot on this node; return why it could not be ended."""
-    status, said = _do(order, _command(order, "end"))
+    status, said = _do(order, _command(order, "end"), "")
     return "" if status == 0 else said or f"status {status}"
 
 
 def version(order: PilotOrder) -> str:
     """Return the version of grn on this node, or why there is none."""
-    status, said = _do(order, [_python(order), "-c", "import grn; print(grn.__version__)"])
+    status, said = _do(order, [_python(order), "-c", "import grn; print(grn.__version__)"], "")
     return said or f"status {status}"
 
 
-def _do(order: PilotOrder, command: list[str]) -> tuple[int, str]:
+def _do(order: PilotOrder, command: list[str], gpus: str) -> tuple[int, str]:
+    """Run a command on GPUs of this node; return its status and its last line."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env=_environment(order, ""), cwd="/", check=False,
+            env=_environment(order, gpus), cwd="/", check=False,
         )  # fmt: skip
     except OSError as error:
         return 127, f"{_python(order)}: {error.strerror}"

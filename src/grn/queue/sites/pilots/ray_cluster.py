@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any, Protocol
 
 
@@ -31,13 +32,8 @@ class PilotHandle(Protocol):
 
     async def drain(self) -> None: ...
 
-    async def open(self) -> int: ...
-
-    async def exchange(
-        self, stream: int, turn: int, data: bytes, wait_s: float
-    ) -> bytes | None: ...
-
-    async def close(self, stream: int) -> None: ...
+    def relay(self, pipe: socket.socket) -> None:
+        """Join a pipe to a new stream until either ends, then close it; runs in its own thread."""
 
 
 class Cluster(Protocol):

@@ -10,16 +10,17 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from grn.proc.spawn import own_module
-from grn.queue.sites.agent.pipe import OFFERED
 from grn.queue.sites.leases.choice import Demand
 from grn.queue.sites.pilots import ray_rules
-from grn.queue.sites.pilots.ray_actor import FAILED, LEFT, POLL_S, UP, StreamEnd
+from grn.queue.sites.pilots.ray_actor import FAILED, LEFT, UP
 from grn.queue.sites.pilots.ray_cluster import (
     Cluster,
     ClusterAway,
@@ -31,7 +32,6 @@ from grn.queue.sites.pilots.ray_cluster import (
 from grn.queue.sites.pilots.ray_rules import Pilots
 from grn.sites import SiteConfig
 
-BRIEF_S = 0.003
 LOOK_S = 1.0
 RETRY_S = 1.0
 CALL_S = 20.0
@@ -43,6 +43,7 @@ REPLACED_S = 120.0
 # The agent on a machine that lives ends its jobs within 10 s of Ray's daemon there.
 UNSEEN_S = 15.0
 CLOSE_S = 3.0
+MAX_STREAMS = 256
 
 
 @dataclass(slots=True)
@@ -90,6 +91,7 @@ class PilotKeeper:
         self._failure = ""  # why the last pilot was of no use
         self._failed_at = 0.0
         self._began = self._now()
+        self._threads = ThreadPoolExecutor(MAX_STREAMS, "stream")
 
     # --- lines of the queue --------------------------------------------------------------
 
@@ -293,75 +295,28 @@ class PilotKeeper:
         path = os.path.join(self._folder, pilot.name)  # always the same: the queue keeps it
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)  # of an adapter that was killed
-
-        def connected() -> StreamEnd:
-            link = StreamEnd()
-            self._spawn(pilot, _relay(pilot.handle, link))
-            return link
-
-        server = await asyncio.get_running_loop().create_unix_server(connected, path)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.setblocking(False)
+        listening.bind(path)
+        listening.listen()
         pilot.socket = path
         pilot.inode = os.stat(path).st_ino
-        self._spawn(pilot, server.serve_forever())
+        self._spawn(pilot, self._accept(pilot, listening))
 
+    async def _accept(self, pilot: KeptPilot, listening: socket.socket) -> None:
+        with listening:
+            while True:
+                pipe, _ = await asyncio.get_running_loop().sock_accept(listening)
+                self._spawn(pilot, self._relay(pilot.handle, pipe))
 
-async def _relay(handle: PilotHandle, link: StreamEnd) -> None:
-    """Join a pipe to a new stream of a pilot until either ends."""
-    try:
-        stream = await handle.open()
-    except (PilotCut, PilotRefused, PilotDead) as error:
-        link.write(str(error).replace("\n", " ").encode() + b"\n")
-        link.close()
-        return
-    link.write(OFFERED)
-    exchanges = _Exchanges(handle, stream, link)
-    try:
-        while (data := await exchanges.next()) is not None:
-            link.write(data)
-            await link.room()
-    except (PilotCut, PilotRefused, PilotDead):
-        pass  # the queue opens another stream
-    finally:
-        link.close()
-        with contextlib.suppress(PilotCut, PilotRefused, PilotDead):
-            await handle.close(stream)
-
-
-class _Exchanges:
-    """The calls of one stream, one at a time: both ways share each while there is traffic.
-
-    Without traffic a long call waits for the pilot. When the queue has something to send then, the
-    next call carries it, and makes the long one return.
-    """
-
-    def __init__(self, handle: PilotHandle, stream: int, link: StreamEnd) -> None:
-        self._handle = handle
-        self._stream = stream
-        self._link = link
-        self._turn = 0
-
-    async def next(self) -> bytes | None:
-        """Pass on what the queue sends, and return what the pilot says; None at the end."""
-        await self._link.wait(BRIEF_S)  # the queue answers what it was just told
-        data = self._link.take()
-        if data != b"":
-            return None if data is None else await self._call(data, BRIEF_S)
-        long = asyncio.ensure_future(self._call(b"", POLL_S))
-        sending = asyncio.ensure_future(self._link.wait())
+    async def _relay(self, handle: PilotHandle, pipe: socket.socket) -> None:
+        """Join a pipe to a new stream of a pilot until either ends, or this is cancelled."""
+        pipe.setblocking(True)
+        loop = asyncio.get_running_loop()
+        relaying = loop.run_in_executor(self._threads, handle.relay, pipe)
         try:
-            await asyncio.wait((long, sending), return_when=asyncio.FIRST_COMPLETED)
-            if long.done():
-                return await long
-            data = self._link.take()
-            if data is None:
-                return None
-            later = asyncio.ensure_future(self._call(data, BRIEF_S))
-            first, rest = await asyncio.gather(long, later)
-            return None if first is None else first + (rest or b"")
+            await asyncio.shield(relaying)
         finally:
-            sending.cancel()
-            long.cancel()
-
-    def _call(self, data: bytes, wait_s: float) -> Awaitable[bytes | None]:
-        self._turn += 1
-        return self._handle.exchange(self._stream, self._turn, data, wait_s)
+            with contextlib.suppress(OSError):  # it is closed already
+                pipe.shutdown(socket.SHUT_RDWR)
+            await relaying
