@@ -310,6 +310,68 @@ def test_a_pilot_leaves_without_its_queue(homes: Homes, rig: RayRig) -> None:
     wait_for(lambda: not home.pilot_folders(), home.pilot_folders)
 
 
+# Ray's head is told at once that a process is there for a pilot, and that the pilot is killed. If
+# it takes them in this order, it forgets the process and its GPUs, which is about every second try.
+FORGOTTEN = """
+import asyncio, os, signal, threading, time
+from grn.queue.sites.pilots import ray as adapter
+from grn.queue.sites.pilots.ray_actor import PilotOrder
+from grn.sites import SiteConfig
+
+@ray.remote(num_gpus=2, num_cpus=0)
+class Holder:
+    def pid(self):
+        return os.getpid()
+
+@ray.remote(num_cpus=0)
+def warm():
+    time.sleep(0.2)
+
+ray.cloudpickle.register_pickle_by_value(adapter.ray_actor)
+site = SiteConfig("cloud", "ray", address="auto", gpus=2)
+head = int(sys.argv[1])
+
+async def is_forgotten(cluster, name):
+    holder = Holder.remote()
+    held = ray.get(holder.pid.remote())
+    await cluster.start(name)
+    ray.get([warm.remote() for _ in range(2)])  # two processes without work
+    pilot = ray.get_actor(name)
+    os.kill(head, signal.SIGSTOP)
+    os.kill(held, signal.SIGKILL)  # the node gives the GPUs to the pilot
+    time.sleep(0.5)
+    killing = threading.Thread(target=ray.kill, args=(pilot,))
+    killing.start()
+    time.sleep(0.5)
+    os.kill(head, signal.SIGCONT)
+    killing.join()
+    return not await has_free_gpus()
+
+async def has_free_gpus():
+    for _ in range(50):
+        if ray.available_resources().get("GPU", 0) == 2:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+async def main():
+    cluster = adapter.RayCluster(ray, site, lambda name: PilotOrder(name, "0" * 12, "", 60.0, {}))
+    for number in range(20):
+        name = f"cloud-{number:010x}"
+        if await is_forgotten(cluster, name):
+            print("forgotten", await cluster.sweep(name, "") or "swept", await has_free_gpus())
+            break
+
+asyncio.run(main())
+"""
+
+
+def test_gpus_of_a_pilot_withdrawn_while_ray_starts_it_are_free_again(rig: RayRig) -> None:
+    (head,) = rig.head.processes("gcs/gcs_server")
+
+    assert "forgotten swept True\n" in rig.run(FORGOTTEN, str(head))
+
+
 # --- what else may break ---------------------------------------------------------------------
 
 

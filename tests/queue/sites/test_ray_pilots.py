@@ -59,6 +59,7 @@ class FakeCluster:
 
     def __init__(self, *answers: str | None) -> None:
         self.answers = list(answers)
+        self.swept: list[str] = []
         self.pilots: dict[str, FakeHandle] = {}
         self.now = 0.0
 
@@ -80,7 +81,8 @@ class FakeCluster:
 
     async def sweep(self, name: str, node: str) -> str | None:
         self.now += UNSEEN_S / 2
-        return self.answers.pop(0)
+        self.swept.append(name)
+        return self.answers.pop(0) if self.answers else ""
 
 
 class Adapter:
@@ -144,9 +146,11 @@ def test_pilots_that_wait_for_gpus_are_withdrawn_with_their_adapter() -> None:
         adapter.keeper.hear({"known": [], "want": {"jobs": 1, "gpus": 1}})
         cluster.now = 10.0
         await adapter.until(lambda: len(cluster.pilots) == 1)
+        (name,) = cluster.pilots
         await adapter.keeper.close()
 
         assert not cluster.pilots
+        assert name in cluster.swept
 
     asyncio.run(story())
 

@@ -36,6 +36,7 @@ from grn.sites import SiteConfig
 log = logging.getLogger(__name__)
 TELL_S = 2.0
 RESTART_S = 5.0
+END_S = 4.0  # the adapter of Ray withdraws pilots meanwhile
 MAX_LINE = 1 << 20
 MAX_SHOWN_SKEW_S = 60.0
 MEMORY_VERSION = 1
@@ -308,7 +309,7 @@ class Adapter(asyncio.Protocol):
                     await asyncio.wait_for(self._gone.wait(), TELL_S)
         finally:
             transport.abort()  # closes the socket too, once the loop does not watch it any more
-            await asyncio.shield(loop.run_in_executor(None, terminate.end_child, process, 2.0))
+            await asyncio.shield(loop.run_in_executor(None, terminate.end_child, process, END_S))
         log.warning("action=adapter-ended site=%s status=%s", self.site.name, process.returncode)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

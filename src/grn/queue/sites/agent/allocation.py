@@ -20,12 +20,13 @@ from grn import paths
 from grn.client import daemons
 from grn.daemon.lockfile import make_own
 from grn.errors import AlreadyRunning, GrnError, MachineError, UsageError
-from grn.proc import pidfd, processes, spawn
+from grn.proc import pidfd, processes, spawn, terminate
 from grn.proc.spawn import own_module
 from grn.queue.sites.agent.node_environment import ALLOCATION
 from grn.queue.sites.agent.pipe import connect, end_older, socket_of
 from grn.queue.sites.agent.process import QUEUE_ID, end_allocation
 
+WORKERS = ("ray::IDLE", "ray::GrnPilot")  # before the actor's code runs, and then
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,80}")
 
 
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--allocation", required=True, help="the engine's name of it")
     parser.add_argument("--idle-s", default="60", help="leave when so long without a queue")
     parser.add_argument("--bound-to", type=int, default=0, help="the process that it ends with")
+    parser.add_argument("--worker", type=int, default=0, help="a process of Ray to end as well")
     arguments = parser.parse_args(argv)
     try:
         if not NAME.fullmatch(arguments.allocation) or not QUEUE_ID.fullmatch(arguments.queue):
@@ -48,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_older(arguments.queue)
         elif arguments.verb == "drain":
             drain(arguments.queue)
-        elif left := end_allocation():
-            raise MachineError(f"{left} processes of {arguments.allocation} cannot be ended.")
+        else:
+            end(arguments.allocation, arguments.worker)
     except GrnError as error:
         print(f"{error.message} {error.hint}".strip())
         return error.exit_code
@@ -95,6 +97,19 @@ def drain(queue_id: str) -> None:
             pidfd.send_to(fd, signal.SIGUSR1)
         finally:
             os.close(fd)
+
+
+def end(allocation: str, worker: int) -> None:
+    """End every process of the allocation, and the one that Ray gave a pilot which never answered.
+
+    If the head of Ray hears at once that a process is there and that its actor is killed, it
+    forgets the process, whose GPUs are then never free again.
+    """
+    found = processes.living(worker) if worker else None
+    if found is not None and " ".join(processes.words(worker)).startswith(WORKERS):
+        terminate.kill([found])
+    if left := end_allocation():
+        raise MachineError(f"{left} processes of {allocation} cannot be ended.")
 
 
 if __name__ == "__main__":

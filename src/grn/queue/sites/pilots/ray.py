@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grn import __version__, paths
@@ -234,6 +235,14 @@ def _say(pipe: socket.socket, data: bytes) -> None:
         pipe.sendall(data)
 
 
+@dataclass(frozen=True, slots=True)
+class GivenWorker:
+    """The process that Ray gave a pilot; empty where that is not known."""
+
+    node: str = ""
+    pid: int = 0
+
+
 class RayCluster:
     """The cluster, for the pilots of one queue."""
 
@@ -250,6 +259,7 @@ class RayCluster:
             **ray_rules.resources(site.gpus, site.options),
         }  # fmt: skip
         self._sweep = ray.remote(ray_actor.sweep)
+        self._ids: dict[str, str] = {}  # of the actors, by the names of pilots
 
     async def names(self) -> list[str]:
         found: list[str] = await self._in_thread(self._ray.util.list_named_actors)
@@ -259,13 +269,17 @@ class RayCluster:
         def start() -> Any:
             return self._actor.options(name=name, **self._options).remote(self._order(name))
 
-        return ActorHandle(self._ray, name, await self._in_thread(start))
+        return self._handle(name, await self._in_thread(start))
 
     async def find(self, name: str) -> PilotHandle | None:
         try:
             actor = await self._in_thread(self._ray.get_actor, name)
         except ValueError:  # it has ended meanwhile
             return None
+        return self._handle(name, actor)
+
+    def _handle(self, name: str, actor: Any) -> PilotHandle:
+        self._ids[name] = actor._actor_id.hex()
         return ActorHandle(self._ray, name, actor)
 
     async def kill(self, name: str) -> None:
@@ -280,18 +294,32 @@ class RayCluster:
         return found
 
     async def sweep(self, name: str, node: str) -> str | None:
-        asked, is_seen = ray_rules.sweepers(await self.nodes(), node)
-        said = await asyncio.gather(*(self._sweep_at(one, name) for one in asked))
+        given = GivenWorker() if node else await self._in_thread(self._worker_of, name)
+        if given is None:
+            return ""
+        asked, is_seen = ray_rules.sweepers(await self.nodes(), node or given.node)
+        workers = {given.node: given.pid}
+        said = await asyncio.gather(
+            *(self._sweep_at(one, name, workers.get(one, 0)) for one in asked)
+        )
         left = "; ".join(filter(None, said))
         return left if left or is_seen else None
 
-    async def _sweep_at(self, node: str, name: str) -> str:
+    def _worker_of(self, name: str) -> GivenWorker | None:
+        """Return the worker of a pilot that has never answered; None if Ray gave it none."""
+        with contextlib.suppress(AttributeError, LookupError):  # no public call of Ray tells it
+            told = self._ray._private.state.actors(self._ids[name])
+            pid = int(told["Pid"])
+            return GivenWorker(str(told["Address"]["NodeID"]), pid) if pid else None
+        return GivenWorker()
+
+    async def _sweep_at(self, node: str, name: str, worker: int) -> str:
         pinned = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             node, soft=False
         )
         task = self._sweep.options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
         try:
-            return str(await asyncio.wait_for(task.remote(self._order(name)), SWEEP_S))
+            return str(await asyncio.wait_for(task.remote(self._order(name), worker), SWEEP_S))
         except asyncio.TimeoutError:
             return f"no answer from its node in {SWEEP_S:.0f} s"
         except self._ray.exceptions.RayError as error:  # its node may just have died

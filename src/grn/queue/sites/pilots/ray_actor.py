@@ -186,9 +186,13 @@ class PilotActor:
 # --- tasks on a node without its pilot -------------------------------------------------------
 
 
-def sweep(order: PilotOrder) -> str:
-    """End what is left of a pilot on this node; return why it could not be ended."""
-    status, said = _do(order, _command(order, "end"), "")
+def sweep(order: PilotOrder, worker: int = 0) -> str:
+    """End what is left of a pilot on this node; return why it could not be ended.
+
+    `worker` is the process that Ray gave a pilot which has never answered.
+    """
+    words = ["--worker", str(worker)] if worker else []
+    status, said = _do(order, _command(order, "end", *words), "")
     return "" if status == 0 else said or f"status {status}"
 
 

@@ -53,7 +53,7 @@ class Cluster(Protocol):
     async def nodes(self) -> list[dict[str, Any]]: ...
 
     async def sweep(self, name: str, node: str) -> str | None:
-        """End what is left of a pilot on the machine of its node, or on all of them.
+        """End what is left of an ended pilot on the machine of its node; empty if it told none.
 
         Return what could not be ended, None when a machine has no node that lives.
         """

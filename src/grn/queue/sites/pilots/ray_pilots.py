@@ -142,6 +142,7 @@ class PilotKeeper:
     async def _withdraw(self, name: str) -> None:
         with contextlib.suppress(ClusterAway):
             await self._cluster.kill(name)
+            await self._cluster.sweep(name, "")
 
     # --- how many pilots -----------------------------------------------------------------
 
