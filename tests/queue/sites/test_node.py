@@ -97,14 +97,22 @@ class World:
             self.node.connection_lost(None)
         self.wire = Wire()
         self.node.connection_made(self.wire)
-        self.node.data_received(stream.GREETING)
+        self.arrive(stream.GREETING)
         hello = {"ev": "hello", "version": __version__, "epoch": epoch, "agent": agent, **more}
         self.say(hello)
         return self.wire
 
     def say(self, *frames: stream.Frame) -> None:
         for frame in frames:
-            self.node.data_received(encode(frame))
+            self.arrive(encode(frame))
+
+    def arrive(self, data: bytes) -> None:
+        """Let bytes come from the node, in pieces of what a connection takes at once."""
+        buffer = self.node.get_buffer(-1)
+        for begin in range(0, len(data), len(buffer)):
+            piece = data[begin : begin + len(buffer)]
+            buffer[: len(piece)] = piece
+            self.node.buffer_updated(len(piece))
 
     def negotiator(self, *messages: Message) -> None:
         for message in messages:
@@ -266,7 +274,7 @@ def test_whatever_a_node_sends_only_its_own_stream_ends(folder: Path, seed: int)
                 answer = _mutated(chance, chance.choice(ANSWERS))
                 world.say(LeaseBytes(wire.encode(answer if isinstance(answer, dict) else {})))
             elif kind == 1:
-                world.node.data_received(chance.randbytes(chance.randrange(1, 40)))
+                world.arrive(chance.randbytes(chance.randrange(1, 40)))
             else:
                 message = _mutated(chance, chance.choice(MESSAGES))
                 world.say(message if isinstance(message, dict) else {})

@@ -1,4 +1,4 @@
-"""The sending half of a stream: the frames of one turn of the event loop leave together."""
+"""What each end of a stream sends and receives by: frames of one turn leave together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from grn.queue.sites import stream
 from grn.queue.sites.stream import Frame
 
 MAX_TOGETHER = 1 << 16
+# What a connection has just received. asyncio's own buffer is mapped and unmapped for each piece.
+ARRIVED = bytearray(1 << 16)
 
 
 class FrameWriter:

@@ -22,7 +22,7 @@ from grn.queue.journal.rows import Command
 from grn.queue.leases import Leases
 from grn.queue.site import Attempt
 from grn.queue.sites import stream
-from grn.queue.sites.frame_writer import FrameWriter
+from grn.queue.sites.frame_writer import ARRIVED, FrameWriter
 from grn.queue.sites.leases.node_leases import LeaseTransport, NodeLeases
 from grn.queue.sites.leases.remote_lease import NodeAddress, RemoteLease
 from grn.queue.sites.node_attempts import NodeAttempts
@@ -64,7 +64,7 @@ class NodeListener(Protocol):
     def command_of(self, attempt: Attempt) -> Command | None: ...
 
 
-class Node(asyncio.Protocol):
+class Node(asyncio.BufferedProtocol):
     """A node's stream, the lease conversation over it, and the attempts that are there."""
 
     def __init__(
@@ -224,9 +224,12 @@ class Node(asyncio.Protocol):
         self.trouble = trouble
         self._listener.node_changed(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return ARRIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
         try:
-            for frame in self._reader.feed(data):
+            for frame in self._reader.feed(ARRIVED[:nbytes]):
                 self.heard_at = time.time()
                 self._receive(frame)
             self._line.heard()

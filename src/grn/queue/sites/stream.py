@@ -114,7 +114,7 @@ class FrameReader:
         at_home = functools.partial(wire.decode_reply, decode=_decoded)
         self._decode = at_home if is_home else _decoded
 
-    def feed(self, data: bytes) -> list[Frame]:
+    def feed(self, data: bytes | bytearray) -> list[Frame]:
         """Add received bytes and return the complete frames; raise ProtocolError on others."""
         self._buffer += data
         if self._expects_greeting and not self._skip_greeting():

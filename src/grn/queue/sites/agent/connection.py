@@ -17,7 +17,7 @@ from grn.client.negotiator import call
 from grn.errors import GrnError
 from grn.proc.pidfd import credentials
 from grn.queue.sites import stream
-from grn.queue.sites.frame_writer import FrameWriter
+from grn.queue.sites.frame_writer import ARRIVED, FrameWriter
 from grn.queue.sites.stream import Frame
 
 log = logging.getLogger("grn.agent")
@@ -33,7 +33,7 @@ class StreamListener(Protocol):
     def stream_lost(self, source: AgentStream) -> None: ...
 
 
-class AgentStream(asyncio.Protocol):
+class AgentStream(asyncio.BufferedProtocol):
     """One connection of the queue."""
 
     def __init__(self, agent: StreamListener) -> None:
@@ -55,10 +55,13 @@ class AgentStream(asyncio.Protocol):
         if credentials(peer)[1] != os.getuid():
             self._writer.abort()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return ARRIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
         self.heard_at = time.monotonic()
         try:
-            for frame in self._reader.feed(data):
+            for frame in self._reader.feed(ARRIVED[:nbytes]):
                 self._agent.receive(self, frame)
         except (GrnError, OSError, LookupError, TypeError, ValueError) as error:
             text = error.message if isinstance(error, GrnError) else str(error)
@@ -101,7 +104,7 @@ class AgentStream(asyncio.Protocol):
 # --- to the negotiator of the node ---------------------------------------------------------
 
 
-class NegotiatorLink(asyncio.Protocol):
+class NegotiatorLink(asyncio.BufferedProtocol):
     """A connection to the node's negotiator; its bytes are relayed unread."""
 
     def __init__(
@@ -140,8 +143,11 @@ class NegotiatorLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
-        self._received(data)
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return ARRIVED
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._received(bytes(ARRIVED[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -53,6 +53,7 @@ class JobFolders:
     def __init__(self, root: str) -> None:
         self._sent = os.path.join(root, "sent")
         self._work = os.path.join(root, "work")
+        self._has_work = os.path.isdir(self._work)  # few nodes are sent folders or asked for files
         self._waiting: dict[Attempt, _Waiting] = {}
         self._arriving: set[str] = set()  # packs that home was asked for
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,6 +147,7 @@ class JobFolders:
         for attempt, waiting in list(self._waiting.items()):
             if waiting.digest != digest or self._waiting.get(attempt) is not waiting:
                 continue
+            self._has_work = True
             tree = os.path.join(self._folder(attempt), "tree")
             try:
                 os.utime(self._pack(digest))
@@ -194,6 +196,7 @@ class JobFolders:
         """Note where the files of an attempt are that home wants at its end."""
         patterns = [str(one) for one in message.get("fetch") or ()]
         if patterns:
+            self._has_work = True
             os.makedirs(self._folder(attempt), mode=0o700, exist_ok=True)
             with open(os.path.join(self._folder(attempt), _NOTE), "w") as file:
                 sent = message.get("send") is not None
@@ -201,7 +204,7 @@ class JobFolders:
 
     def has_note(self, attempt: Attempt) -> bool:
         """True when home wants files of an attempt at its end."""
-        return os.path.exists(os.path.join(self._folder(attempt), _NOTE))
+        return self._has_work and os.path.exists(os.path.join(self._folder(attempt), _NOTE))
 
     async def files_for_home(self, attempt: Attempt) -> Message:
         """Return the files of an attempt that home wants, as a part of the message of its end."""
@@ -252,7 +255,8 @@ class JobFolders:
 
     def remove(self, attempt: Attempt) -> None:
         """Delete the folder of an attempt."""
-        remove_tree(self._folder(attempt))
+        if self._has_work:
+            remove_tree(self._folder(attempt))
 
     def _folder(self, attempt: Attempt) -> str:
         return os.path.join(self._work, f"{attempt.job}.{attempt.number}")

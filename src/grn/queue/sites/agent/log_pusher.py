@@ -111,6 +111,8 @@ class LogPusher:
 
 def _files(folder: str) -> list[str]:
     """Return the files of an attempt's output, oldest part first."""
+    if not os.path.exists(folder):  # nearly always, and cheaper than an error
+        return []
     try:
         names = [name for name in os.listdir(folder) if LOG_NAME.fullmatch(name)]
     except OSError:

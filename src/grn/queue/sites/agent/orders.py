@@ -51,7 +51,8 @@ class Agent:
         self._unasked: set[Attempt] = set()  # of those: not asked for over the present stream
         self._stopped: set[Attempt] = set()  # by the queue
         self._untold: list[Attempt] = []  # have a shim, and the queue is not told yet
-        self._has_earlier = is_allocated() and os.path.isdir(launch.root)  # of an agent before
+        self._is_allocated = is_allocated()
+        self._has_earlier = self._is_allocated and os.path.isdir(launch.root)  # of an agent before
         self._is_draining = False
         self._is_closed = False
         self.is_orphaned = False  # its allocation has ended, and it ends all that is left of it
@@ -78,7 +79,7 @@ class Agent:
         if self._stream is not None or self._launcher.has_attempts or alone_s < idle_s:
             return False
         has_ends = bool(self._unwritten) or self._has_earlier
-        return not has_ends or (is_allocated() and alone_s >= MAX_ALONE_S)
+        return not has_ends or (self._is_allocated and alone_s >= MAX_ALONE_S)
 
     @property
     def may_leave(self) -> bool:
@@ -204,8 +205,8 @@ class Agent:
         )  # fmt: skip
 
         def begin(folder: str) -> None:
-            there, lease = replace(command, cwd=folder), str(message["lease"])
-            self._launcher.start(attempt, there, lease, str(message["visible"]))
+            there = command if folder == command.cwd else replace(command, cwd=folder)
+            self._launcher.start(attempt, there, str(message["lease"]), str(message["visible"]))
             self._follow(attempt, {})
 
         if self._launcher.runs(attempt):
@@ -309,7 +310,7 @@ class Agent:
                 self._unasked.add(attempt)
             return
         self._unwritten.add(attempt)
-        may_be_of_allocation = is_allocated() and not self._is_own_end(attempt, exit)
+        may_be_of_allocation = self._is_allocated and not self._is_own_end(attempt, exit)
         hold_s = HOLD_S if may_be_of_allocation else 0.0
         message: Message = {
             "ev": "ended", "job": attempt.job, "attempt": attempt.number,
