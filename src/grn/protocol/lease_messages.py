@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from grn.errors import ProtocolError
-from grn.model.record import Record, fields_of
+from grn.model.record import Record, names_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class LeaseRequest(Record):
         usual = self.defaults
         return {
             name: value
-            for name, value in fields_of(self).items()
-            if value is not None and value != usual.get(name)
+            for name in names_of(self)
+            if (value := getattr(self, name)) is not None and value != usual.get(name)
         }
 
 

@@ -82,7 +82,7 @@ def lease_request(
     return LeaseRequest(
         _text(job_type, 1024), _text(label, 256), gpus=gpus, mem=sizes[0],
         exclusive=bool(exclusive), priority=priority, policy=POLICIES[policy], on=on,
-        without=[str(gpu) for gpu in without], cpus=cpus, ram=sizes[1],
+        without=tuple(map(str, without)), cpus=cpus, ram=sizes[1],
         idle_limit=idle_limit,
     )  # fmt: skip
 

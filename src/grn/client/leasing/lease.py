@@ -164,8 +164,8 @@ class ClientLease:
         self.id = ""
         self.gpus: tuple[int, ...] = ()
         self.visible_devices = ""
-        self.stated_cpus: float | None = request.fields.get("cpus")
-        self.stated_ram: int | None = request.fields.get("ram")
+        self.stated_cpus: float | None = request.cpus
+        self.stated_ram: int | None = request.ram
         self.indices: str | None = None  # the same GPUs by index, while CUDA counts as NVML does
         self.reserved_bytes = 0
         self.is_first_run = False
@@ -241,7 +241,7 @@ class ClientLease:
         if frameworks.has_touched_gpu():
             if _last_gpus:
                 request = request.but(stay=list(_last_gpus))
-            elif "gpus" not in request.fields and "," not in _running_on():
+            elif request.gpus == 1 and "," not in _running_on():
                 request = request.but(slots=[_running_on()])
         connection = IDLE.take() or LeaseConnection()
 
