@@ -20,7 +20,6 @@ from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome
 from grn.model.units import show_size, show_time
 from grn.negotiator.actions import (
-    Action,
     AskYield,
     Defer,
     DropBooking,
@@ -111,6 +110,22 @@ class Loop:
         self._is_to_catch_up = self._is_to_resume = False
         self._is_finished = False
         self._unlogged: list[Any] = []
+        self._performers: dict[type, Callable[[Any], None]] = {
+            Grant: self._begin,
+            Refuse: self._answer,
+            TellWaiting: self._answer,
+            AskYield: self._ask_yield,
+            TellIdle: self._tell_idle,
+            TellIdleStranger: self._tell_idle_stranger,
+            Settle: self._settle,
+            Defer: self._defer,
+            LookSoon: self._look_soon,
+            DropLease: self._forget_lease,
+            SetTimer: self._set_timer,
+            KillProcesses: self._kill,
+            DropProfile: self._note_dropped_types,
+            DropBooking: self._log_end_of_booking,
+        }
 
     # --- facts from the server -----------------------------------------------------------
 
@@ -178,7 +193,9 @@ class Loop:
         else:
             self.store.write(actions)
         for action in actions:
-            self._carry_out(action)
+            carry_out = self._performers.get(type(action))
+            if carry_out is not None:  # others are persisted, and nothing more
+                carry_out(action)
 
     def _log_soon(self, *line: object) -> None:
         """Log a line with others, and after work that somebody waits for."""
@@ -373,43 +390,39 @@ class Loop:
 
     # --- carrying out --------------------------------------------------------------------
 
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Grant):
-            self._begin(action)
-        elif isinstance(action, (Refuse, TellWaiting)):
-            self.wake()
-            self.deliver(action)
-        elif isinstance(action, AskYield):
-            log.info("action=ask-yield lease=%s", action.lease.id)
-            self.deliver(action)
-        elif isinstance(action, TellIdle):
-            self._tell_idle(action)
-        elif isinstance(action, TellIdleStranger):
-            text = f"process {action.pid} has used less than 5% of GPU {action.gpu}"
-            self._say_on_terminal(action.pid, action.user, f"{text} for {show_time(action.idle_s)}")
-        elif isinstance(action, Settle):
-            self._settle(action)
-        elif isinstance(action, Defer):
-            if action.is_soon:
-                asyncio.get_running_loop().call_soon(self._resume)
-            else:
-                self._is_to_resume = True
-                self._catch_up_soon()
-        elif isinstance(action, LookSoon):
-            self._look.set()
-        elif isinstance(action, DropLease):
-            self._not_ours.pop(action.lease, None)
-            self._lines.discard(action.lease)
-            log.debug("action=end lease=%s", action.lease)
-        elif isinstance(action, SetTimer):
-            later = asyncio.get_running_loop().call_later
-            later(max(0.0, action.at - self.now()), self._fire, action.at)
-        elif isinstance(action, KillProcesses):
-            self._kill(action)
-        elif isinstance(action, DropProfile):
-            self._note_dropped_types()
-        elif isinstance(action, DropBooking):
-            log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
+    def _answer(self, action: Refuse | TellWaiting) -> None:
+        self.wake()
+        self.deliver(action)
+
+    def _ask_yield(self, action: AskYield) -> None:
+        log.info("action=ask-yield lease=%s", action.lease.id)
+        self.deliver(action)
+
+    def _tell_idle_stranger(self, action: TellIdleStranger) -> None:
+        text = f"process {action.pid} has used less than 5% of GPU {action.gpu}"
+        self._say_on_terminal(action.pid, action.user, f"{text} for {show_time(action.idle_s)}")
+
+    def _defer(self, action: Defer) -> None:
+        if action.is_soon:
+            asyncio.get_running_loop().call_soon(self._resume)
+        else:
+            self._is_to_resume = True
+            self._catch_up_soon()
+
+    def _look_soon(self, _action: LookSoon) -> None:
+        self._look.set()
+
+    def _forget_lease(self, action: DropLease) -> None:
+        self._not_ours.pop(action.lease, None)
+        self._lines.discard(action.lease)
+        log.debug("action=end lease=%s", action.lease)
+
+    def _set_timer(self, action: SetTimer) -> None:
+        later = asyncio.get_running_loop().call_later
+        later(max(0.0, action.at - self.now()), self._fire, action.at)
+
+    def _log_end_of_booking(self, action: DropBooking) -> None:
+        log.info("action=end-booking booking=%d reason=%s", action.booking, action.because)
 
     def _resume(self) -> None:
         if not self._is_finished:
@@ -448,7 +461,7 @@ class Loop:
         except OSError as error:
             log.debug("action=write-terminal pid=%d result=failed reason=%s", pid, error)
 
-    def _note_dropped_types(self) -> None:
+    def _note_dropped_types(self, _action: DropProfile) -> None:
         """Log once per user that types above the quota are evicted."""
         for user in self.view.types_dropped.keys() - self._told_of_dropped:
             self._told_of_dropped.add(user)
