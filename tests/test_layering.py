@@ -41,7 +41,8 @@ PURE_STDLIB = (
 )
 PURE_EXCEPT = {
     "grn.model.windows": {"datetime"},  # arithmetic on given times: the present is an argument
-    "grn.model.record": {"typing_extensions"},  # for mypy alone
+    "grn.model.record": {"typing_extensions"},  # for mypy alone,
+    "grn.model.value": {"typing_extensions"},  # likewise
 }
 IMPURE_CALLS = {"open", "input", "print", "breakpoint", "eval", "exec", "__import__"}
 

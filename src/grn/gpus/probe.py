@@ -13,12 +13,13 @@ from typing import Protocol
 from grn.errors import BadSetting
 from grn.model.gpu import Gpu, GpuKind, Reading
 from grn.model.job import Holder
+from grn.model.value import value
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _LONGEST_SHOWN = 200
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placement:
     """A lease as the backends know it: its process and its GPUs."""
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from grn.model.value import value
+
 
 class GpuKind(Enum):
     """Where the memory of a GPU comes from."""
@@ -66,7 +68,7 @@ class Gpu:
         return self.uuid if self.kind is GpuKind.MIG else str(self.index)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProcessUse:
     """Memory of one process on one GPU. `leases` are those its process tree holds."""
 
@@ -75,7 +77,7 @@ class ProcessUse:
     leases: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reading:
     """One GPU at one moment. None means that the driver did not report it."""
 

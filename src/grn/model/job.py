@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2s
 
 from grn.model.outcome import Outcome as Outcome
+from grn.model.value import value
 
 Argument = tuple[str, float | str]
 
@@ -27,7 +27,7 @@ class IdleRule(Enum):
     END = "end"  # a job of a queue is ended
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Holder:
     """The process that holds or requests a lease; the start time detects a reused pid."""
 
@@ -35,7 +35,7 @@ class Holder:
     started_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Request:
     """A request for GPUs. `key` is made by the client and survives a reconnect."""
 
@@ -73,7 +73,7 @@ def tag_of(key: str) -> str:
     return blake2s(key.encode(), digest_size=8).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Run:
     """One finished run: its highest memory on any one of its GPUs."""
 
@@ -96,7 +96,7 @@ class Run:
     peak_cpus: float | None = None  # and at most, over some seconds
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Profile:
     """All remembered runs of one job type on one GPU model, oldest first."""
 
@@ -107,7 +107,7 @@ class Profile:
     runs: tuple[Run, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Estimate:
     """The estimated need of the next run on each GPU, and the reason."""
 

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from grn.model.gpu import Gpu
 from grn.model.job import Holder, Outcome, Run
+from grn.model.value import value
 from grn.negotiator.events import Booking, Lease, LeaseSettled, SaveUse, Wait
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveLease:
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropLease:
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveWaiting:
     key: str
     sequence: int
     holder: Holder | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropWaiting:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveRun:
     job_type: str
     model: str
@@ -40,7 +39,7 @@ class SaveRun:
     run: Run
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveNumber:
     """Save a number that was learned from all jobs together."""
 
@@ -48,7 +47,7 @@ class SaveNumber:
     value: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveStart:
     """Remember a start, to compare it with what was forecast, in seconds from the forecast."""
 
@@ -59,30 +58,30 @@ class SaveStart:
     waited_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveGpu:
     """Remember that a GPU was enumerated in this boot."""
 
     uuid: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveBooking:
     booking: Booking
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropBooking:
     booking: int
     because: str = ""  # for the log
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropProfile:
     job_type: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """Tell the client with this key that it has the lease."""
 
@@ -91,7 +90,7 @@ class Grant:
     gpus: tuple[Gpu, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refuse:
     """Tell the client that its request can never be granted."""
 
@@ -101,13 +100,13 @@ class Refuse:
     code: str = "NeverFits"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellWaiting:
     key: str
     wait: Wait
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settle:
     """Answer the clients that ended a lease, and keep its end in the history."""
 
@@ -118,7 +117,7 @@ class Settle:
     is_lost: bool = False  # its process ended without a report
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskYield:
     """Ask the holder of a lease to end its job soon and to run it again later."""
 
@@ -126,7 +125,7 @@ class AskYield:
     key: str = ""  # of the request that needs the room; empty where a booking does
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellIdle:
     """Tell the owner of a lease that it is idle; its queue may have to end the job."""
 
@@ -137,7 +136,7 @@ class TellIdle:
     is_to_end: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellIdleStranger:
     """Tell the owner of a process without a lease that it is idle."""
 
@@ -148,7 +147,7 @@ class TellIdleStranger:
     held_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KillProcesses:
     """Kill the processes of a lease that overflowed a virtual GPU."""
 
@@ -157,21 +156,21 @@ class KillProcesses:
     pids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetTimer:
     """Send `TimerFired` at this time."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Defer:
     """Send `Resumed` a moment later: there is more to do."""
 
     is_soon: bool = False  # as soon as the messages that have arrived are answered
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LookSoon:
     """Read the GPUs again now: a request waits for memory that may be free already."""
 

@@ -5,12 +5,12 @@ The values that they share with the actions of `actions.py` are here, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome, Profile, Request, Run
+from grn.model.value import value
 
 # --- shared by events and actions ------------------------------------------------------------
 
@@ -41,7 +41,7 @@ class WaitReason(Enum):
     RESTARTING = "restarting"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Wait:
     """A request has to wait: the reason for programs and the sentence for people."""
 
@@ -50,7 +50,7 @@ class Wait:
     lacks: float = 0.0  # what the host has too little of: bytes of memory, or cores
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lease:
     """A granted right, as it is saved and shown."""
 
@@ -84,7 +84,7 @@ class Lease:
         return self.idled_s + (0.0 if self.idle_since is None else max(0.0, at - self.idle_since))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Booking:
     """GPUs kept for one user for a while, as it is saved and shown. Times are of the wall clock."""
 
@@ -103,7 +103,7 @@ class Booking:
         return self.start_at < end_at and start_at < self.end_at
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LeaseSettled:
     """How a lease ended; without an outcome there is no such lease."""
 
@@ -115,7 +115,7 @@ class LeaseSettled:
     has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SaveUse:
     """A user's usage, in hours of a whole GPU; 0 when it has decayed."""
 
@@ -127,7 +127,7 @@ class SaveUse:
 # --- events --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobStarted:
     """The negotiator started: its GPUs and its saved state."""
 
@@ -144,13 +144,13 @@ class JobStarted:
     bookings: tuple[Booking, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Requested:
     at: float
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Withdrawn:
     """A waiting client is gone."""
 
@@ -158,7 +158,7 @@ class Withdrawn:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HolderChanged:
     """The process that runs the job took its lease over from the requesting process."""
 
@@ -168,7 +168,7 @@ class HolderChanged:
     is_reported: bool = False  # a connected process will report the end
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReporterJoined:
     """A connected process will report how the job of a lease ends."""
 
@@ -176,7 +176,7 @@ class ReporterJoined:
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReporterLost:
     """The connection of that process is closed."""
 
@@ -184,7 +184,7 @@ class ReporterLost:
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Released:
     """A client says that a lease has ended."""
 
@@ -199,7 +199,7 @@ class Released:
     is_awaited: bool = True  # else a request that has arrived goes before learning from the run
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KernelKilled:
     """The kernel ended processes, of jobs or others, since the host's memory was full."""
 
@@ -207,7 +207,7 @@ class KernelKilled:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HolderGone:
     """The process that holds a lease has ended, and no client has released the lease."""
 
@@ -215,21 +215,21 @@ class HolderGone:
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimerFired:
     """The time of a `SetTimer` has come."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resumed:
     """The actions before a `Defer` are carried out."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sampled:
     at: float
     readings: tuple[Reading, ...]
@@ -239,13 +239,13 @@ class Sampled:
     owners: tuple[tuple[int, int], ...] = ()  # processes without a lease, and their users
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProfileForgotten:
     at: float
     job_type: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunsImported:
     """A user's own runs of a job type, measured by the negotiator of another machine."""
 
@@ -257,7 +257,7 @@ class RunsImported:
     runs: tuple[Run, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BookingMade:
     """A user has booked GPUs: the booking, and others that have other GPUs since."""
 
@@ -265,13 +265,13 @@ class BookingMade:
     bookings: tuple[Booking, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BookingRemoved:
     at: float
     booking: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stopping:
     """The negotiator is about to end; leases go on."""
 

@@ -13,6 +13,7 @@ from itertools import islice
 from grn.model.job import Policy, Request
 from grn.model.text import counted
 from grn.model.units import show_size
+from grn.model.value import value
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.interference import is_worth
 from grn.negotiator.schedule.gang import Candidate, choose
@@ -25,7 +26,7 @@ _MAX_NAMED = 4  # groups of GPUs whose jobs a reason names
 _TINY = 1e-9  # for the rounding errors of summed shares
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Need:
     """What a request needs on a GPU of one model. A probe takes all that is free there."""
 
@@ -47,7 +48,7 @@ class Size:
     count: int = 1  # of the largest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Place:
     """A placement: the GPUs, and the memory reserved on each."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from grn.model.host import HostReading, HostSize
 from grn.model.units import show_size
+from grn.model.value import value
 from grn.negotiator.actions import Refuse
 from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
 
@@ -24,7 +25,7 @@ _GUESSED = 0.5  # a guessed need is tried again with this part of it: guesses ch
 _TINY = 1e-6  # for the rounding errors of summed cores
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HostNeed:
     """What a request needs of the host, and the reasons."""
 
@@ -40,7 +41,7 @@ class HostNeed:
 NOTHING = HostNeed()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class HostRoom:
     """The memory and the cores that are free; infinite where all may start."""
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from grn.model.job import Request
+from grn.model.value import value
 from grn.negotiator.events import WaitReason
 
 Turn = tuple[int, int, int, float, int]
 Kind = tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WaitingRequest:
     """One waiting request: its place and since when it waits."""
 
