@@ -262,10 +262,10 @@ class Runs:
             run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
             run = None if run is None else replace(run, peak_bytes=0)
         if run is not None:
-            run = self._with_host(lease, run, host, event.resident_bytes)
-            grown = watch.grown_share(event.at)
-            if note or grown is not None:
-                run = replace(run, note=note, grown=grown)
+            run = replace(
+                run, note=note, grown=watch.grown_share(event.at), cpus=host.cpus,
+                peak_cpus=host.peak_cpus, ram_bytes=_host_bytes(lease, run, host, event),
+            )  # fmt: skip
             self._holdings.set_caps(model)
             self._memory.add(request, model, run)
             self._holdings.host_profiles.add(request.job_type, run)
@@ -273,15 +273,6 @@ class Runs:
             chance = self._memory.number_to_save()
             if chance is not None:
                 yield SaveNumber(CHANCE, chance)
-
-    def _with_host(
-        self, lease: Lease, run: Run, host: HostWatch, resident_bytes: int | None
-    ) -> Run:
-        """Add what a run used of the host."""
-        ram = max(host.ram.peak_bytes, resident_bytes or 0)
-        if run.outcome is Outcome.OUT_OF_RAM:
-            ram = max(ram, lease.ram_bytes)
-        return replace(run, ram_bytes=ram or None, cpus=host.cpus, peak_cpus=host.peak_cpus)
 
     def _verdict(self, lease: Lease, peak_bytes: int, asked_bytes: int | None) -> Verdict:
         """Find the cause of a job's running out of memory."""
@@ -496,6 +487,14 @@ class Runs:
         if trimmed != lease:
             self._holdings.replace(trimmed)
             yield SaveLease(trimmed)
+
+
+def _host_bytes(lease: Lease, run: Run, host: HostWatch, event: Released) -> int | None:
+    """Return the most that a run used of the host's memory, None when unknown."""
+    most = max(host.ram.peak_bytes, event.resident_bytes or 0)
+    if run.outcome is Outcome.OUT_OF_RAM:
+        most = max(most, lease.ram_bytes)
+    return most or None
 
 
 def _at_its_cap(lease: Lease) -> Verdict:

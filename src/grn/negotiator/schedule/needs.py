@@ -22,6 +22,7 @@ from grn.negotiator.schedule.room.ledger import Rules
 
 _LATE = 1.2  # a job may take this many times its usual time
 _MAX_GUESSED = 0.5  # of the host, for a type that no run has shown,
+_GUESSED = "guessed from other types"
 _FIRST_RUN, _MAX_FIRST_RUN_BYTES = 1 / 3, 32 * GiB  # of its memory, for a first run
 
 
@@ -139,19 +140,23 @@ class RequestNeeds:
         else:
             share = min(1.0, (request.cpus or 1.0) / size.cpus)
         ram, cpus = known.guess()
-        if need.ram_bytes < 0:
+        ram_bytes, because = need.ram_bytes, need.because
+        if ram_bytes < 0:
             room = max(0, host.capacity_bytes - host.strangers_bytes)
             most = int(room * share)
             if request.gpus and request.mem_bytes is None:
                 most = max(most, min(int(room * _FIRST_RUN), _MAX_FIRST_RUN_BYTES))
-            guess = most if ram is None else min(ram, most)
-            need = replace(need, ram_bytes=guess, because="guessed from other types")
-        if need.cpus < 0:
+            ram_bytes = most if ram is None else min(ram, most)
+            because = _GUESSED
+        cores, cpus_because = need.cpus, need.cpus_because
+        if cores < 0:
             most_cpus = size.cpus * share if request.gpus else 1.0
             room_cpus = max(0.0, min(most_cpus, 1.0, host.free_cpus()))
-            guessed = room_cpus if cpus is None else min(cpus, most_cpus)
-            need = replace(need, cpus=guessed, cpus_because="guessed from other types")
-        return need
+            cores = room_cpus if cpus is None else min(cpus, most_cpus)
+            cpus_because = _GUESSED
+        return HostNeed(
+            ram_bytes, cores, because, cpus_because, need.is_ram_stated, need.are_cpus_stated, True
+        )
 
     def version_of(self, job_type: str) -> int:
         """Return a number that rises whenever the needs of a type may have changed."""

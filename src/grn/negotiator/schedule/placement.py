@@ -227,15 +227,12 @@ def _fit_on_roomiest(
     request: Request, needs: Mapping[str, Need], books: Sequence[Book]
 ) -> Candidate | None:
     """Try the GPU that the policy prefers; if it fits, the others need not be tried."""
-    first = min(
-        books,
-        key=lambda book: (
-            _slowed(book, needs[book.gpu.model]),
-            bool(book.leases),
-            -_free_for(request, book),
-            book.gpu.index,
-        ),
-    )
+
+    def preference(book: Book) -> tuple[float, bool, int, int]:
+        free = _free_for(request, book) if book.reading.uses else book.free_bytes
+        return (_slowed(book, needs[book.gpu.model]), bool(book.leases), -free, book.gpu.index)
+
+    first = min(books, key=preference)
     fit = _fit(request, needs[first.gpu.model], first)
     return None if fit is None or fit.is_probe else fit
 
@@ -245,7 +242,7 @@ def _slowed(book: Book, need: Need) -> float:
     slowed = need.longer * max(1.0, book.load + (need.load or 0.0))
     if need.beside and book.leases:
         slowed *= _slower_beside(need, need.beside, book)
-    return round(slowed, 1)
+    return slowed if slowed == 1.0 else round(slowed, 1)
 
 
 def _slower_beside(need: Need, beside: Mapping[str, float], book: Book) -> float:
