@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grn.model.gpu import GpuHealth, Reading
@@ -324,15 +325,19 @@ class Engine:
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
             yield action
-        yield from self._idle.look(event.at, event.owners)
         if event.wall_offset_s is not None:
             self._bookings.offset_s = event.wall_offset_s
         yield from self._runs.go_on()
+        look_for_idle = partial(self._look_for_idle, event)
         self._after_sample = deque(
-            [self._account, self._keep_bookings, self._note_rooms, self._offer_room]
+            [look_for_idle, self._account, self._keep_bookings, self._note_rooms, self._offer_room]
         )
         while self._after_sample and not self._runs.is_behind:
             yield from self._after_sample.popleft()(event.at)
+
+    def _look_for_idle(self, sample: Sampled, _at: float) -> Iterable[Action]:
+        """Find the leases and strangers that a sample shows to be idle."""
+        return self._idle.look(sample.at, sample.owners)
 
     def _account(self, at: float) -> Iterator[Action]:
         self._scheduler.learned(self._memory.woken)  # measured now: turns change
