@@ -53,11 +53,12 @@ class Compared(Engine):
 
 
 class Interrupted(Engine):
-    """An engine that does one thing at a time, in every round and sample."""
+    """An engine that does one thing at a time, in every round and sample, and none at an end."""
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
         self._scheduler.granter.max_work = self._runs.max_work = 1
+        self._scheduler.granter.max_gpus_at_once = 0
 
 
 class Patient(Engine):

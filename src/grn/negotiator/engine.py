@@ -243,7 +243,7 @@ class Engine:
         if not is_virtual:
             # The process still runs and may keep its memory a moment longer than its lease.
             self._residue_until = event.at + _RESIDUE_S
-        yield from self._scheduler.schedule(event.at)
+        yield from self._scheduler.schedule_after_end(event.at)
         if self._wants_look(event.at):
             yield LookSoon()
         yield Defer()
@@ -273,7 +273,7 @@ class Engine:
             )
             self._holdings.replace(draining)
             yield SaveLease(draining)
-            yield from self._scheduler.schedule(at)
+            yield from self._scheduler.schedule_after_end(at)
             yield LookSoon()
 
     def _ended(

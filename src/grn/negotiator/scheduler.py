@@ -244,6 +244,11 @@ class RequestScheduler:
             for lease in self.granter.to_all(at, is_continued):
                 yield from self._given(lease)
 
+    def schedule_after_end(self, at: float) -> Iterator[Action]:
+        """Grant GPUs that a job has left; with very many GPUs soon after the answer to its end."""
+        if at >= self._grace_until and len(self.waitlist) and not self.granter.put_off():
+            yield from self.schedule(at)
+
     def preempt(self, at: float) -> Iterator[Action]:
         """Ask leases that yield to give way to requests without room."""
         self._is_to_preempt = self.is_behind  # room may still be offered to these requests

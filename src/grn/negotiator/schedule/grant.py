@@ -17,6 +17,7 @@ from grn.negotiator.schedule.preemption import Costs, Preemption
 from grn.negotiator.schedule.refusals import Refusals, RoomsOnGpus
 from grn.negotiator.schedule.room.allocations import Holdings
 from grn.negotiator.schedule.room.ledger import Rules
+from grn.negotiator.schedule.room.room_index import MANY
 from grn.negotiator.schedule.turns.backfill import Backfill
 from grn.negotiator.schedule.turns.fair_share import Shares, Usage
 from grn.negotiator.schedule.turns.order import BookedFor, Group, Reach, Turn, WaitingRequest
@@ -60,20 +61,28 @@ class Granter:
         self._resume = _BEFORE_ALL  # the turn after which a round continues
         self._round_closed: dict[str, int] = {}  # GPUs that are reserved during a round
         self._tried = 0  # requests that were placed, or tried to be
+        self._is_due = False  # a round is to begin after the answers
         self.max_work: float = MAX_WORK
+        self.max_gpus_at_once = MANY  # with more of them a round after an end is put off
 
     # --- which request -------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
-        """True when a round was cut short and has to continue."""
-        return self._resume != _BEFORE_ALL and len(self._waitlist) > 0
+        """True when a round was put off, or cut short and has to continue."""
+        return (self._is_due or self._resume != _BEFORE_ALL) and len(self._waitlist) > 0
+
+    def put_off(self) -> bool:
+        """Leave a round for after the answers, where it takes long; False where it does not."""
+        self._is_due |= len(self._holdings.books) > self.max_gpus_at_once
+        return self._is_due
 
     def to_all(self, at: float, is_continued: bool = False) -> Iterator[Lease]:
         """Offer free GPUs to waiting requests in turn: one round, at most `max_work` of it.
 
         A round that was cut short is continued, or begun again where something has changed since.
         """
+        is_continued, self._is_due = is_continued and not self._is_due, False
         self.follow_processes()
         if not is_continued:
             self._round_closed = self._closed(at)
