@@ -59,6 +59,7 @@ class Interrupted(Engine):
         super().__init__(rules)
         self._scheduler.granter.max_work = self._runs.max_work = 1
         self._scheduler.granter.max_gpus_at_once = 0
+        self.max_after_sample = 1
 
 
 class Patient(Engine):
@@ -68,6 +69,7 @@ class Patient(Engine):
         super().__init__(rules)
         self._reference = Engine(rules)
         self._runs.max_work, self._reference._runs.max_work = 1, math.inf
+        self.max_after_sample = 1
 
     def handle(self, event: Event) -> list[Action]:
         expected = self._reference.handle(event)

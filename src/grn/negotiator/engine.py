@@ -57,6 +57,7 @@ from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.runs import EndedRun, Runs
 from grn.negotiator.schedule.room.allocations import Holdings
 from grn.negotiator.schedule.room.ledger import Rules
+from grn.negotiator.schedule.room.room_index import MANY
 from grn.negotiator.scheduler import RequestScheduler
 
 
@@ -86,6 +87,7 @@ class Engine:
         self._residue_until = _NEVER
         self._unlearned: deque[EndedRun] = deque()
         self._after_sample: deque[Callable[[float], Iterable[Action]]] = deque()  # still to be done
+        self.max_after_sample = _MAX_AFTER_SAMPLE
         self._handlers: dict[type, Callable[[Any], Iterable[Action]]] = {
             JobStarted: self._started,
             Requested: self._scheduler.requested,
@@ -332,7 +334,8 @@ class Engine:
         self._after_sample = deque(
             [look_for_idle, self._account, self._keep_bookings, self._note_rooms, self._offer_room]
         )
-        while self._after_sample and not self._runs.is_behind:
+        is_small = len(self._books) <= MANY
+        while self._after_sample and is_small and not self._runs.is_behind:
             yield from self._after_sample.popleft()(event.at)
 
     def _look_for_idle(self, sample: Sampled, _at: float) -> Iterable[Action]:
@@ -340,12 +343,18 @@ class Engine:
         return self._idle.look(sample.at, sample.owners)
 
     def _account(self, at: float) -> Iterator[Action]:
+        if self._scheduler.account_some(at, self.max_after_sample):
+            self._after_sample.appendleft(self._account)
+            return
         self._scheduler.learned(self._memory.woken)  # measured now: turns change
         yield from self._scheduler.account(at)
 
     def _note_rooms(self, at: float) -> Iterable[Action]:
         """Note the room on GPUs that have changed: all of them, after very many ends."""
-        self._scheduler.granter.follow_processes()
+        if self._holdings.rooms.refresh_some(self.max_after_sample):
+            self._after_sample.appendleft(self._note_rooms)
+        else:
+            self._scheduler.granter.follow_processes()
         return ()
 
     def _offer_room(self, at: float) -> Iterator[Action]:
@@ -389,7 +398,15 @@ class Engine:
         """Choose the GPUs of bookings, end what is over, and clear the GPUs of those that begin."""
         if self._bookings:
             yield from self._bookings.advance(at)
-            yield from self._preemption.ask_for_booking(self._bookings.in_the_way(at), at)
+            yield from self._choose_for_bookings(at)
+
+    def _choose_for_bookings(self, at: float) -> Iterator[Action]:
+        """Look at the GPUs of one booking after the other, and clear those of which begin."""
+        if self._bookings.is_choosing:
+            yield from self._bookings.choose_next(at)
+            self._after_sample.appendleft(self._choose_for_bookings)
+            return
+        yield from self._preemption.ask_for_booking(self._bookings.in_the_way(at), at)
 
     def _drop_types(self) -> Iterator[Action]:
         """Evict types above the quota, but none that runs or waits."""
@@ -414,3 +431,4 @@ def _goes_before_learning(event: Event) -> bool:
 
 _NEVER = float("-inf")
 _RESIDUE_S = 5.0
+_MAX_AFTER_SAMPLE = 256  # leases to account, or GPUs to sort again, in one event: some 5 us each

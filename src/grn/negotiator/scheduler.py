@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from grn.model.job import Request
 from grn.negotiator.actions import (
@@ -258,13 +259,18 @@ class RequestScheduler:
         if (self._holdings.yielding or preemption.claims) and at >= self._grace_until:
             yield from preemption.ask(at, self.granter.answers.to)
 
-    def account(self, at: float) -> Iterator[Action]:
-        """Account the current use of all jobs to their users."""
-        for lease_id in self._holdings.reshared:
+    def account_some(self, at: float, most: int) -> bool:
+        """Account leases that may take another share of their GPUs; True when some are left."""
+        reshared = self._holdings.reshared
+        for lease_id in list(islice(reshared, most)):
+            del reshared[lease_id]
             lease = self._holdings.leases[lease_id]
             if lease.state is LeaseState.HELD:
                 self.usage.follow(lease_id, self._holdings.share_of(lease), at)
-        self._holdings.reshared.clear()
+        return bool(reshared)
+
+    def account(self, at: float) -> Iterator[Action]:
+        """Account the current use of all jobs to their users."""
         self.usage.advance(at)
         if self.shares.are_several():
             self._move_users(at)

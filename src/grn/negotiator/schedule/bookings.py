@@ -59,6 +59,7 @@ class Bookings:
         self._held_since: dict[int, dict[str, float]] = {}  # and each of their GPUs
         self._used: set[int] = set()  # bookings with a job of their user since the latest `advance`
         self._choose_at = -math.inf
+        self._to_choose: dict[int, None] = {}  # bookings whose GPUs are to be looked at again
         self._sets: dict[tuple[int, ...], frozenset[str]] = {}
         self._last_id = 0
 
@@ -148,7 +149,8 @@ class Bookings:
             self._put(one)
         self._waitlist.renew_user(bookings[0].user)
         yield from map(SaveBooking, bookings)
-        yield from self._choose(at)
+        for one in self._in_order():
+            yield from self._choose(one, at)
         self._hold(at)
 
     def remove(self, booking: int, because: str) -> Iterator[DropBooking]:
@@ -188,8 +190,21 @@ class Bookings:
         self._used.clear()
         if self.by_id and at >= self._choose_at:
             self._choose_at = at + _CHOICE_S
-            yield from self._choose(at)
+            self._to_choose.update(dict.fromkeys(one.id for one in self._in_order()))
         self._hold(at)
+
+    @property
+    def is_choosing(self) -> bool:
+        """True when the GPUs of some bookings are to be looked at again."""
+        return bool(self._to_choose)
+
+    def choose_next(self, at: float) -> Iterator[SaveBooking]:
+        """Choose GPUs again for the first of these bookings, the earliest one."""
+        booking = next(iter(self._to_choose))
+        del self._to_choose[booking]
+        if booking in self.by_id:
+            yield from self._choose(self.by_id[booking], at)
+            self._hold(at)
 
     def in_the_way(self, at: float) -> Iterator[Lease]:
         """Yield leases of others on GPUs that are booked now, which give way."""
@@ -255,15 +270,17 @@ class Bookings:
 
     # --- the choice of GPUs ----------------------------------------------------------------
 
-    def _choose(self, at: float) -> Iterator[SaveBooking]:
-        """Choose GPUs again for bookings whose GPUs are not expected to be free in time."""
-        for one in sorted(self.by_id.values(), key=lambda one: (one.start_at, one.id)):
-            if self._is_ready_in_time(one, at):
-                continue
-            gpus = self._chosen(one, at)
-            if gpus != one.gpus:
-                self._put(replace(one, gpus=gpus))
-                yield SaveBooking(self.by_id[one.id])
+    def _in_order(self) -> list[Booking]:
+        return sorted(self.by_id.values(), key=lambda one: (one.start_at, one.id))
+
+    def _choose(self, booking: Booking, at: float) -> Iterator[SaveBooking]:
+        """Choose GPUs again for a booking if its GPUs are not expected to be free in time."""
+        if self._is_ready_in_time(booking, at):
+            return
+        gpus = self._chosen(booking, at)
+        if gpus != booking.gpus:
+            self._put(replace(booking, gpus=gpus))
+            yield SaveBooking(self.by_id[booking.id])
 
     def _is_ready_in_time(self, booking: Booking, at: float) -> bool:
         left_s = max(0.0, booking.start_at - at - self.offset_s)

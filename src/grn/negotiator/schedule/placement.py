@@ -62,7 +62,7 @@ class Place:
 Entry = tuple[float, int]  # the room on a GPU, and its index among the books
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FreeSpace:
     """The room on GPUs, the least first, and the number of empty ones, for quick refusals."""
 

@@ -50,7 +50,7 @@ class Reach(NamedTuple):
 ANYWHERE = Reach()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     """A refusal of a group's head that holds until one of these changes."""
 

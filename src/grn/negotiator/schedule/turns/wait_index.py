@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
+from grn.model.value import value
 from grn.negotiator.events import WaitReason
 from grn.negotiator.schedule.placement import FreeSpace
 from grn.negotiator.schedule.room.host_ledger import HostRoom
@@ -57,7 +58,7 @@ class _GroupLine:
     needs: list[float] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Ahead:
     """The bookings that close GPUs to a request."""
 
@@ -87,6 +88,7 @@ class Rooms:
         self._host = host
         self._ahead = ahead
         self._booked = booked  # where GPUs are booked
+        self._spaces: dict[_Level, FreeSpace] = {}
         self._mosts: dict[tuple[_Room, _Level], float] = {}
 
     def of(self, room: _Room) -> Rooms:
@@ -110,7 +112,9 @@ class Rooms:
     def _most(self, room: _Room, level: _Level, guess_bytes: float) -> float:
         if room.what in ("ram", "cpus"):
             return self._host.ram_bytes if room.what == "ram" else self._host.cpus * _CORE
-        free = self._free(level[0], self._ahead.closed[level[1]])
+        free = self._spaces.get(level)
+        if free is None:
+            free = self._spaces[level] = self._free(level[0], self._ahead.closed[level[1]])
         if room.what == "alone":
             return 0.0 if room.gpus <= free.empty else -1.0
         if room.what == "guess":
