@@ -36,19 +36,25 @@ def fields_of(record: Any) -> dict[str, Any]:
 
 
 class _Fields:
-    """The fields as `dataclasses` describes them, worked out when it asks."""
+    """The fields as `dataclasses` describes them, worked out when it first asks."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, Any] = {}  # msgspec asks for each value that it encodes
 
     def __get__(self, _value: object, owner: Any) -> Any:
-        import dataclasses
+        found = self._known.get(owner)
+        if found is None:
+            import dataclasses
 
-        made = dataclasses.make_dataclass(
-            owner.__name__,
-            [
-                (name, owner.__annotations__[name], _described(owner.defaults, name))
-                for name in names_of(owner)
-            ],
-        )
-        return getattr(made, "__dataclass_fields__")  # noqa: B009 - unknown to mypy
+            made = dataclasses.make_dataclass(
+                owner.__name__,
+                [
+                    (name, owner.__annotations__[name], _described(owner.defaults, name))
+                    for name in names_of(owner)
+                ],
+            )
+            found = self._known[owner] = getattr(made, "__dataclass_fields__")  # noqa: B009
+        return found
 
 
 def _described(defaults: Mapping[str, Any], name: str) -> Any:
