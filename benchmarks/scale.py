@@ -4,8 +4,8 @@ The engine alone. Each event is timed: a job ends and what it used is learned, t
 a newcomer asks; somebody gives up; all GPUs are sampled. What the engine leaves for after the
 answers is done then, and each piece of it is timed, too. First while nobody has waited long, then
 after time has passed and GPUs are reserved for starving requests, and again when they may not be
-backfilled any more; at last while users have booked GPUs for now and for later. The garbage
-collector runs as it does in a negotiator.
+backfilled any more; at last while users have booked GPUs for now and for later. Garbage is
+collected as in a negotiator, after each event; what that takes is a row of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import rig
@@ -35,10 +36,11 @@ from grn.negotiator.events import (
     Sampled,
     Withdrawn,
 )
+from grn.negotiator.garbage import Garbage
 from grn.negotiator.schedule.room.ledger import Rules
 
 USERS, EVENTS, SAMPLES = 20, 1_000, 20
-TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 20.0
+TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 5.0
 CHANGING = 0.02  # of the GPUs: their memory differs from one sample to the next
 PASSING_S = 5.0  # between two samples while time passes
 BOOKED_FROM_S = (0.0, 0.0, 100.0, 500.0, 1_500.0, 5_000.0)  # for an hour, by two users
@@ -71,6 +73,9 @@ class Crowd:
         self.spent_ms: list[float] = []  # time of the processor, whoever else wants it
         self.pieces_ms: list[float] = []  # the same of each piece of work after the answers,
         self.all_ms: list[float] = []  # and of an event with all of its pieces
+        self._soon: list[Callable[[], None]] = []
+        self._garbage = Garbage(self._soon.append)
+        self._garbage.begin()
         gpus = tuple(Gpu(f"GPU-{n}", n, "model", 40 * GiB) for n in range(size.gpus))
         self._draw = random.Random(1)
         empty = tuple(Reading(gpu.uuid, used_bytes=0, load_pct=0.0) for gpu in gpus)
@@ -161,6 +166,9 @@ class Crowd:
         actions = self.engine.handle(event)
         self.spent_ms.append(1000 * (time.thread_time() - spent))
         took_ms = 1000 * (time.perf_counter() - began)
+        self._garbage.after_event()
+        while self._soon:
+            self._soon.pop()()
         self._running += [action.lease.id for action in actions if isinstance(action, Grant)]
         return took_ms, actions
 
@@ -177,13 +185,11 @@ def _run(number: int, size: Size) -> Run:
 
 def measure() -> list[rig.Figure]:
     """Fill each machine and its line, then time each kind of event in each state."""
-    gc.collect()
-    gc.freeze()  # both as the negotiator does it
-    gc.set_threshold(1_000, 5, 1_000_000)
     stalls: list[float] = []
     gc.callbacks.append(_watch(stalls))
     figures: list[rig.Figure] = []
     for size in SIZES:
+        gc.collect()
         began = time.monotonic()
         crowd = Crowd(size)
         while len(crowd.engine.view.waitlist) < size.waiting:

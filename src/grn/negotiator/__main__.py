@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import grp
 import logging
 import os
 import pwd
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
@@ -30,6 +28,7 @@ from grn.model.host import HostSize
 from grn.model.job import IdleRule, Policy
 from grn.model.units import show_size
 from grn.negotiator.engine import Engine
+from grn.negotiator.garbage import Garbage
 from grn.negotiator.handlers import VERBS
 from grn.negotiator.loop import Loop
 from grn.negotiator.schedule.room.ledger import Guard, Rules
@@ -41,7 +40,6 @@ from grn.proc.processes import boot_id, mounts
 log = logging.getLogger("grn.negotiator")
 _MAX_FILES = 1 << 20
 _OWN_FILES = 128
-_TIDY_S = 60.0
 
 BANNER = r"""
    __ _ _ __ _ __
@@ -96,8 +94,10 @@ async def _serve_gpus(
     loop.start(inventory)
     with contextlib.suppress(GrnError):
         await loop.look()
-    _calm_collector()
-    loop.after_look = Collector(server).collect
+    garbage = Garbage(asyncio.get_running_loop().call_soon)
+    garbage.begin()
+    loop.after_event = garbage.after_event
+    loop.after_look = lambda: garbage.tidy() if server.is_idle else None
     await lock.serve(server.connection)
     _announce(inventory, lock, folder, note, arguments)
     tasks = [asyncio.create_task(loop.observe())]
@@ -226,30 +226,6 @@ def _announce(
     names = ", ".join(gpu.shown_name for gpu in inventory.gpus)
     log.info("Managing GPUs {%s}", names)
     process.report(arguments.ready_fd, "ready")
-
-
-def _calm_collector() -> None:
-    """Keep the garbage collector from walking all waiting requests during a decision.
-
-    A hundred thousand requests take it a tenth of a second. Permanent objects are frozen, young
-    ones collected as usual, and the rest while the loop is idle.
-    """
-    gc.freeze()
-    gc.set_threshold(1_000, 5, 1_000_000)
-
-
-class Collector:
-    """Collects all garbage now and then, while the server is idle."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._at = time.monotonic()
-
-    def collect(self) -> None:
-        """Collect if the server is idle and the last time is a minute ago."""
-        if self._server.is_idle and time.monotonic() - self._at >= _TIDY_S:
-            gc.collect()
-            self._at = time.monotonic()
 
 
 async def _leave_when_idle(server: Server, idle_s: float, stopped: asyncio.Event) -> None:

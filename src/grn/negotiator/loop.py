@@ -101,6 +101,7 @@ class Loop:
         self._lines: set[str] = set()  # leases whose holder's connection is open
         self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
         self.is_followed: Callable[[], bool] = lambda: False  # by subscribers; set by the server
+        self.after_event: Callable[[], None] = _nothing  # soon, when there is much garbage
         self.after_look: Callable[[], None] = _nothing  # something to do while it is quiet
         self._owners: dict[int, int | None] = {}  # the users of processes without a lease
         self._busy_at = 0.0
@@ -196,6 +197,7 @@ class Loop:
             carry_out = self._performers.get(type(action))
             if carry_out is not None:  # others are persisted, and nothing more
                 carry_out(action)
+        self.after_event()
 
     def _log_soon(self, *line: object) -> None:
         """Log a line with others, and after work that somebody waits for."""
