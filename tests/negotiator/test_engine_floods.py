@@ -26,6 +26,7 @@ from grn.negotiator.events import (
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.grant import MAX_WORK
 from grn.negotiator.schedule.placement import Need, Size
+from grn.negotiator.schedule.room.room_index import MANY
 from tests.builders import a_reading, a_request, a_virtual_gpu
 
 WAITING, TYPES = 10_000, 2_000
@@ -143,3 +144,50 @@ def test_a_round_that_was_cut_short_begins_again_when_more_room_comes() -> None:
     assert flood.ask("large", pid=9, mem_bytes=6 * GiB, priority=5) == []
 
     assert flood.end("other1")[0] == "large"  # before the others take that room
+
+
+def of_very_many_gpus() -> Engine:
+    """Return 65 GPUs that are all taken, with three requests that wait for one of them."""
+    engine = Engine()
+    gpus = tuple(a_virtual_gpu(index, 8 * GiB) for index in range(MANY + 1))
+    readings = tuple(a_reading(gpu) for gpu in gpus)
+    engine.handle(JobStarted(0.0, gpus, readings, (), (), ()))
+    for number in range(MANY + 1 + 3):
+        asked = a_request(f"{number:03}", pid=100 + number, mem_bytes=7 * GiB)
+        engine.handle(Requested(1.0, asked))
+    return engine
+
+
+def granted(actions: list[Action]) -> list[str]:
+    return [action.key for action in actions if isinstance(action, Grant)]
+
+
+def test_with_very_many_gpus_an_end_is_answered_before_its_gpu_is_offered() -> None:
+    engine = of_very_many_gpus()
+    actions = engine.handle(Released(2.0, "lease-000", Outcome.OK))
+    assert granted(actions) == []
+    assert Defer(is_soon=True) in actions
+    assert granted(engine.handle(Resumed(2.0))) == ["065"]
+    engine.check()
+
+
+def test_between_such_an_end_and_its_round_no_newcomer_is_preferred() -> None:
+    engine = of_very_many_gpus()
+    engine.handle(Released(2.0, "lease-000", Outcome.OK))
+    newcomer = a_request("new", pid=7, mem_bytes=GiB)
+    assert granted(engine.handle(Requested(2.0, newcomer))) == []
+    actions = engine.handle(Resumed(2.0))
+    assert granted(actions)[0] == "065"
+    while Defer(is_soon=True) in actions:
+        actions = engine.handle(Resumed(2.0))
+    engine.check()
+
+
+def test_when_nobody_waits_any_more_such_a_round_is_not_asked_for() -> None:
+    engine = of_very_many_gpus()
+    engine.handle(Withdrawn(2.0, "066"))
+    engine.handle(Withdrawn(2.0, "067"))
+    engine.handle(Released(2.0, "lease-000", Outcome.OK))
+    actions = engine.handle(Withdrawn(2.0, "065"))
+    assert Defer(is_soon=True) not in actions
+    assert granted(engine.handle(Requested(3.0, a_request("new", pid=7, mem_bytes=GiB)))) == ["new"]
