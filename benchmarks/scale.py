@@ -40,7 +40,7 @@ from grn.negotiator.garbage import Garbage
 from grn.negotiator.schedule.room.ledger import Rules
 
 USERS, EVENTS, SAMPLES = 20, 1_000, 20
-TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 5.0
+TARGET_MS, SAMPLE_MS, STALL_MS = 1.0, 10.0, 10.0
 CHANGING = 0.02  # of the GPUs: their memory differs from one sample to the next
 PASSING_S = 5.0  # between two samples while time passes
 BOOKED_FROM_S = (0.0, 0.0, 100.0, 500.0, 1_500.0, 5_000.0)  # for an hour, by two users

@@ -329,12 +329,13 @@ class Engine:
             yield action
         if event.wall_offset_s is not None:
             self._bookings.offset_s = event.wall_offset_s
-        yield from self._runs.go_on()
+        is_small = len(self._books) <= MANY
+        if is_small or not self._runs.is_behind:
+            yield from self._runs.go_on()
         look_for_idle = partial(self._look_for_idle, event)
         self._after_sample = deque(
             [look_for_idle, self._account, self._keep_bookings, self._note_rooms, self._offer_room]
         )
-        is_small = len(self._books) <= MANY
         while self._after_sample and is_small and not self._runs.is_behind:
             yield from self._after_sample.popleft()(event.at)
 
