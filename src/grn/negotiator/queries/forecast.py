@@ -3,7 +3,7 @@
 The schedule is played forward with short and with long durations (`schedule/timeline.py`). Only the
 first requests in turn get an answer and only so much work is done; the rest is unknown. No decision
 depends on it. Later requests and fair share move starts as well, so the plays alone are too sure:
-past starts show by how much, and ranges are stretched to hold four of five.
+past starts show by how much, and a range is the shortest that would have held four of five.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import TypeVar
 
 from grn.model.job import Policy, Request
 from grn.negotiator.actions import SaveStart
 from grn.negotiator.engine_view import EngineView
 from grn.negotiator.events import Lease, LeaseState
+from grn.negotiator.learn.load import GUESS
 from grn.negotiator.queries.views import in_turn
 from grn.negotiator.schedule.needs import longest_s
 from grn.negotiator.schedule.placement import Need, allowed, pinned
 from grn.negotiator.schedule.timeline import (
+    MEASURED_S,
     BookedTime,
     GpuNeed,
     GpuState,
@@ -42,14 +44,17 @@ STARTS_KEPT = 200
 MAX_OVERDUE = 1000  # requests that are looked at for being late, the oldest first
 FRESH_S = 2.0  # a forecast serves all replies for this long
 _QUANTILES = (0.2, 0.8)
-_STRETCH = (0.4, 3.0)  # of the earliest and the latest, until starts show another
-_PRIOR_STARTS = 10
-_BELOW, _ABOVE = 0.05, 0.08  # the shares of starts outside the range: more are late than early
-_SPREAD_OUT = 1.2  # the steps between the assumed starts
+_GUESS_SPREAD = 0.6  # of the logarithm of a duration that is guessed from other types
+_HELD = 0.86  # of past starts, to hold four of five: the next ones differ from the past
+_PRIOR_STARTS, _PRIOR_SPREAD = 20, 1.2  # starts that are assumed beside the first real ones
 _SOON_S = 30.0  # added to both sides of a ratio: seconds do not matter
 Made = TypeVar("Made")
 _DRAINED_S = 2.0
 _NORMAL = NormalDist()
+_PRIOR = tuple(
+    math.exp(_PRIOR_SPREAD * _NORMAL.inv_cdf((place + 0.5) / _PRIOR_STARTS))
+    for place in range(_PRIOR_STARTS)
+)
 _LATEST = 1 << 60  # the sequence of a request that is not made
 
 
@@ -112,17 +117,18 @@ def forecast(
     runs = [_run(view, lease, index, at) for lease in view.leases.values() if lease.gpus]
     waiting = _waiting(view, at, index, asked)
     yield
+    guess_s = _guess_s(runs, waiting)
     plays = []
     for quantile in _QUANTILES:
         play = Timeline(gpus, MAX_WORK)
         yield from play.play(
-            [_lasting(run, quantile) for run in runs],
-            [_stretched(one, quantile) for one in waiting],
+            [_lasting(run, quantile, guess_s) for run in runs],
+            [_stretched(one, quantile, guess_s) for one in waiting],
         )
         plays.append(play)
     return Forecast(
         at,
-        _ranges([one.run.id for one in runs], [play.ends for play in plays]),
+        _ranges([one.run.id for one in runs if one.is_timed], [play.ends for play in plays]),
         _ranges([one.candidate.id for one in waiting], [play.starts for play in plays]),
         frozenset([*view.leases, *(one.request.key for one in view.waitlist)])
         if len(view.waitlist) <= MAX_WAITING
@@ -187,7 +193,7 @@ class Forecasts:
         return start
 
     def stretched(self, played: Range, at: float) -> Range:
-        """Return the range of the plays, stretched to hold four of five starts."""
+        """Return the shortest range that would have held four of five starts, for two plays."""
         return _wider(played, self._stretch(at))
 
     def _stretched(self, played: Forecast) -> Forecast:
@@ -202,21 +208,16 @@ class Forecasts:
         return replace(played, starts=starts)
 
     def _stretch(self, at: float) -> tuple[float, float]:
-        """Return the factors for the earliest and the latest start.
+        """Return the earliest and the latest start as multiples of the expected one.
 
-        A request that waits for longer than its latest start counts as one that starts now.
+        A request that waits for longer than its expected start counts as one that starts now.
         Otherwise late ones would be missing from the record while they wait.
         """
-        soon = [_ratio(one.waited_s, one.earliest_s) for one in self.starts]
-        late = [_ratio(one.waited_s, one.latest_s) for one in self.starts]
+        found = [_ratio(one.waited_s, one.earliest_s, one.latest_s) for one in self.starts]
         told = islice(self._told.values(), MAX_OVERDUE)
-        overdue = [_ratio(at - told_at, played.high_s) for told_at, played, _ in told]
-        late += [ratio for ratio in overdue if ratio > 1.0]
-        lower, upper = _STRETCH
-        soon += [lower * _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
-        late += [upper / _SPREAD_OUT**place for place in range(_PRIOR_STARTS)]
-        below, above = int(_BELOW * len(soon)), int(_ABOVE * len(late))
-        return min(1.0, sorted(soon)[below]), max(1.0, sorted(late)[-1 - above])
+        overdue = (_ratio(at - told_at, one.low_s, one.high_s) for told_at, one, _ in told)
+        found += [ratio for ratio in overdue if ratio > 1.0]
+        return _shortest(sorted([*found, *_PRIOR]), _HELD)
 
     def _is_outdated(self, latest: Forecast) -> bool:
         """True when a lease or request came that the forecast could have included."""
@@ -226,14 +227,21 @@ class Forecasts:
         return any(one.request.key not in latest.seen for _, one in first)
 
 
-def _ratio(waited_s: float, said_s: float) -> float:
-    return (waited_s + _SOON_S) / (said_s + _SOON_S)
+def _ratio(waited_s: float, earliest_s: float, latest_s: float) -> float:
+    return (waited_s + _SOON_S) / ((earliest_s + latest_s) / 2 + _SOON_S)
+
+
+def _shortest(values: Sequence[float], share: float) -> tuple[float, float]:
+    """Return the shortest interval that holds a share of sorted values."""
+    last = math.ceil(share * len(values)) - 1
+    pairs = zip(values, values[last:], strict=False)
+    return min(pairs, key=lambda pair: pair[1] - pair[0])
 
 
 def _wider(played: Range, stretch: tuple[float, float]) -> Range:
-    lower, upper = stretch
-    low_s = max(0.0, (played.low_s + _SOON_S) * lower - _SOON_S)
-    return Range(low_s, max(low_s, (played.high_s + _SOON_S) * upper - _SOON_S))
+    expected_s = (played.low_s + played.high_s) / 2 + _SOON_S
+    low_s, high_s = (max(0.0, factor * expected_s - _SOON_S) for factor in stretch)
+    return Range(low_s, high_s)
 
 
 def inside(starts: Iterable[SaveStart]) -> int:
@@ -260,6 +268,10 @@ class _RunningLease:
     spread: float
     limit_s: float = math.inf  # how long its time limit lets it run on
 
+    @property
+    def is_timed(self) -> bool:
+        return min(self.run.left_s, self.limit_s) < math.inf or self.usual_s is not None
+
 
 def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) -> _RunningLease:
     request, book = lease.request, view.books[lease.gpus[0]]
@@ -267,8 +279,10 @@ def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) ->
     power = view.loads.power(model)
     load = view.loads.of(request.job_type, model, request.arguments)
     run = PlannedRun(
-        lease.id, tuple(index[uuid] for uuid in lease.gpus), lease.reserved, load or 0.0,
+        lease.id, tuple(index[uuid] for uuid in lease.gpus), lease.reserved,
+        GUESS if load is None else load,
         math.inf, request.is_exclusive, lease.is_probe, request.job_type,
+        max(0.0, MEASURED_S - (at - lease.granted_at)),
     )  # fmt: skip
     if lease.state is LeaseState.DRAINING:
         return _RunningLease(replace(run, left_s=_DRAINED_S), None, 0.0, 0.0)
@@ -279,9 +293,35 @@ def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) ->
     return _RunningLease(run, usual_s, done_s, spread, limit_s)
 
 
-def _lasting(one: _RunningLease, quantile: float) -> PlannedRun:
+def _guess_s(runs: Iterable[_RunningLease], waiting: Iterable[_PlannedWait]) -> float:
+    """Return how long a type without timed runs may take: the median of the types here.
+
+    One that runs for the first time counts as twice its time so far: the first to end are short.
+    Infinite while none has ended.
+    """
+    known: dict[str, float] = {}
+    going: dict[str, float] = {}
+    for run in runs:
+        name = run.run.job_type
+        if run.usual_s is not None:
+            known[name] = run.usual_s
+        else:
+            going[name] = max(2 * run.done_s, going.get(name, 0.0))
+    for one in waiting:
+        alone_s = max(each.alone_s for each in one.candidate.demands.values())
+        if alone_s < math.inf:
+            known[one.candidate.job_type] = alone_s
+    return median([*known.values(), *going.values()]) if known else math.inf
+
+
+def _lasting(one: _RunningLease, quantile: float, guess_s: float = math.inf) -> PlannedRun:
     """Return a running job with its remaining time, given that it has not ended yet."""
-    return replace(one.run, left_s=_limited(_left_s(one, quantile), one.limit_s, quantile))
+    left_s = _left_s(one, quantile)
+    limited_s = _limited(left_s, one.limit_s, quantile)
+    if left_s == math.inf > guess_s:
+        guessed = replace(one, usual_s=guess_s, spread=_GUESS_SPREAD)
+        limited_s = min(limited_s, _left_s(guessed, quantile))
+    return replace(one.run, left_s=limited_s)
 
 
 def _left_s(one: _RunningLease, quantile: float) -> float:
@@ -402,10 +442,16 @@ def _of_length(one: _PlannedWait, request: Request, usual_s: float) -> _PlannedW
     )
 
 
-def _stretched(one: _PlannedWait, quantile: float) -> PlannedRequest:
-    factor = math.exp(_NORMAL.inv_cdf(quantile) * one.spread)
+def _stretched(one: _PlannedWait, quantile: float, guess_s: float = math.inf) -> PlannedRequest:
+    z = _NORMAL.inv_cdf(quantile)
+    factor, guessed_s = math.exp(z * one.spread), guess_s * math.exp(z * _GUESS_SPREAD)
+
+    def lasts_s(alone_s: float) -> float:
+        limited_s = _limited(alone_s * factor, one.limit_s, quantile)
+        return limited_s if alone_s < math.inf else min(limited_s, guessed_s)
+
     demands = {
-        gpu: replace(each, alone_s=_limited(each.alone_s * factor, one.limit_s, quantile))
+        gpu: replace(each, alone_s=lasts_s(each.alone_s))
         for gpu, each in one.candidate.demands.items()
     }
     return replace(one.candidate, demands=demands)

@@ -1,18 +1,22 @@
 """Play the schedule forward: when running jobs end and waiting ones start, for given durations.
 
-A rough copy of the engine's rules on plain values: order, room, load, reservations, backfill,
-bookings. It knows neither interference nor links between GPUs. A job of unknown duration never
-ends. The user of a booking is not expected to use it.
+A rough copy of the engine's rules on plain values: order, room, load, first runs, reservations,
+backfill, bookings. It knows neither interference nor links between GPUs, nor requests that come
+later. A job of unknown duration never ends. The user of a booking is not expected to use it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
+from grn.negotiator.learn.load import GUESS
+
 PASSED = 4  # after this many times the patience reserved GPUs are not backfilled any more
+MEASURED_S = 90.0  # after this long a first run is measured; its siblings wait no longer
+_MEASURED = 1 / 3  # and then reserves this part of what it took
 _TINY = 1e-9
 
 
@@ -50,6 +54,7 @@ class PlannedRun:
     is_exclusive: bool = False
     is_probe: bool = False
     job_type: str = ""
+    measured_s: float = MEASURED_S  # when a first run is, from now or from its start
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,17 @@ class GpuNeed:
     load: float | None
     alone_s: float  # infinite when unknown
 
+    @property
+    def usual_load(self) -> float:
+        return GUESS if self.load is None else self.load
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """A waiting request; requests of one group get the same answer."""
+    """A waiting request; requests of one group get the same answer.
+
+    All but those of group 0, which are not made yet, were refused just now.
+    """
 
     id: str
     group: int
@@ -96,6 +108,10 @@ class Timeline:
     ends: dict[str, float] = field(default_factory=dict)
     now_s: float = 0.0
     work: int = 0
+    measured_at: dict[str, float] = field(default_factory=dict)  # first runs: when each will be
+    new_types: set[str] = field(default_factory=set)  # that were measured since the last round
+    kept_for: str | None = None  # the last request that GPUs were reserved for, and these GPUs
+    kept: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.free = [gpu.free_bytes for gpu in self.gpus]
@@ -108,30 +124,29 @@ class Timeline:
         """Play until all have started and ended, or the work is spent; pause after each event."""
         for run in running:
             self._enter(run)
-        rest = list(waiting)
+        rest = self._round(waiting, {one.group for one in waiting if one.group})
         while self.work < self.max_work:
-            rest = self._round(rest)
             speeds = {one: self._slowed(run) for one, run in self.running.items()}
             self.work += len(speeds)
             ends_in = {one: self.left_s[one] * slow for one, slow in speeds.items()}
             first = min(ends_in, key=ends_in.__getitem__, default=None)
-            passed_s = math.inf if first is None else ends_in[first]
-            opens_in = self._next_opening_s() - self.now_s if rest else math.inf
-            is_end = passed_s <= opens_in
-            passed_s = min(passed_s, opens_in)
+            ends_s = math.inf if first is None else ends_in[first]
+            passed_s = min(ends_s, self._next_change_s() - self.now_s if rest else math.inf)
             if passed_s == math.inf:
                 return
             self.now_s += passed_s
             for one, slow in speeds.items():
                 self.left_s[one] -= passed_s / slow
-            if is_end and first is not None:
+            if ends_s == passed_s and first is not None:
                 self._leave(first)
+            rest = self._rounds(self._measured(rest))
             yield
 
-    def _next_opening_s(self) -> float:
-        """Return when a booking ends next."""
+    def _next_change_s(self) -> float:
+        """Return when a booking ends next, or a first run is measured."""
         booked = chain.from_iterable(gpu.booked for gpu in self.gpus)
-        return min((one.until_s for one in booked if one.until_s > self.now_s), default=math.inf)
+        opened = (one.until_s for one in booked if one.until_s > self.now_s)
+        return min(chain(opened, self.measured_at.values()), default=math.inf)
 
     def _enter(self, run: PlannedRun) -> None:
         self.running[run.id] = run
@@ -139,11 +154,16 @@ class Timeline:
         for gpu in run.gpus:
             self.load[gpu] += run.load
             self.here[gpu][run.id] = run
+        if run.is_probe:
+            self.measured_at[run.id] = self.now_s + run.measured_s
 
     def _leave(self, run_id: str) -> None:
         run = self.running.pop(run_id)
         del self.left_s[run_id]
         self.ends[run_id] = self.now_s
+        if run.is_probe:
+            del self.measured_at[run_id]
+            self.new_types.add(run.job_type)
         for gpu, size in zip(run.gpus, run.reserved, strict=True):
             self.free[gpu] += size
             self.load[gpu] -= run.load
@@ -155,11 +175,40 @@ class Timeline:
         slowed = (max(1.0, self.load[gpu]) ** self.gpus[gpu].power for gpu in run.gpus)
         return float(max(slowed))
 
-    def _round(self, waiting: list[PlannedRequest]) -> list[PlannedRequest]:
-        """Start all that fit, in turn; return the others."""
+    def _measured(self, waiting: list[PlannedRequest]) -> list[PlannedRequest]:
+        """Shrink the first runs that are measured by now; their siblings are no first runs then."""
+        for one in [one for one, when_s in self.measured_at.items() if when_s <= self.now_s]:
+            self._shrink(one)
+        if not self.new_types:
+            return waiting
+        types, self.new_types = self.new_types, set()
+        return [
+            replace(one, is_probe=False) if one.is_probe and one.job_type in types else one
+            for one in waiting
+        ]
+
+    def _shrink(self, run_id: str) -> None:
+        del self.measured_at[run_id]
+        before = self.running[run_id]
+        left = tuple(int(size * _MEASURED) for size in before.reserved)
+        run = self.running[run_id] = replace(before, reserved=left, is_probe=False)
+        for gpu, size, more in zip(run.gpus, left, before.reserved, strict=True):
+            self.free[gpu] += more - size
+            self.here[gpu][run_id] = run
+        self.new_types.add(run.job_type)
+
+    def _rounds(self, waiting: list[PlannedRequest]) -> list[PlannedRequest]:
+        """Start all that fit: a reserved GPU that was taken may leave others to the next round."""
+        while True:
+            rest = self._round(waiting, set())
+            if len(rest) == len(waiting) or self.work >= self.max_work:
+                return rest
+            waiting = rest
+
+    def _round(self, waiting: Sequence[PlannedRequest], refused: set[int]) -> list[PlannedRequest]:
+        """Start all that fit, in turn, but for refused groups; return the others."""
         kept, ready_s = self._reserved(waiting)
         rest: list[PlannedRequest] = []
-        refused: set[int] = set()
         types = {run.job_type for run in self.running.values() if run.is_probe}
         for one in waiting:
             if one.group in refused or (one.is_probe and one.job_type in types):
@@ -202,7 +251,8 @@ class Timeline:
             return False
         if any(run.is_exclusive or (one.is_probe and run.is_probe) for run in here):
             return False
-        return demand.load is None or self.load[gpu] + demand.load <= state.load_cap + _TINY
+        is_tried = demand.load is None and one.is_probe
+        return is_tried or self.load[gpu] + demand.usual_load <= state.load_cap + _TINY
 
     def _is_booked(self, one: PlannedRequest, gpu: int) -> bool:
         """True when a request would run into another user's booking of a GPU."""
@@ -224,7 +274,7 @@ class Timeline:
         for gpu, size in zip(gpus, reserved, strict=True):
             self.free[gpu] -= size
         alone_s = max(one.demands[gpu].alone_s for gpu in gpus)
-        load = max(one.demands[gpu].load or 0.0 for gpu in gpus)
+        load = max(one.demands[gpu].usual_load for gpu in gpus)
         self._enter(
             PlannedRun(
                 one.id, tuple(gpus), reserved, load, alone_s,
@@ -247,11 +297,13 @@ class Timeline:
             if len(able) < one.gpus:
                 continue
             self.work += len(able)
-            ready = sorted((self._ready_s(one, gpu), -self.free[gpu], gpu) for gpu in able)
-            chosen = ready[: one.gpus]
+            ready_s = {gpu: self._ready_s(one, gpu) for gpu in able}
+            if self.kept_for != one.id:  # else they stay reserved
+                soonest = sorted(able, key=lambda gpu: (ready_s[gpu], -self.free[gpu], gpu))
+                self.kept_for, self.kept = one.id, soonest[: one.gpus]
             is_passed = self.now_s > one.starves_in_s + (PASSED - 1) * one.patience_s
-            ready_s = -math.inf if is_passed else chosen[-1][0]
-            return (one.id, {gpu for _, _, gpu in chosen}), ready_s
+            latest_s = -math.inf if is_passed else max(ready_s[gpu] for gpu in self.kept)
+            return (one.id, set(self.kept)), latest_s
         return None, -math.inf
 
     def _ready_s(self, one: PlannedRequest, gpu: int) -> float:
