@@ -1,7 +1,8 @@
 """Packing by replay: makespan and mean completion of each policy against one job per GPU.
 
 Run with the path of a folder of traces to replay those as well (docs/packing.md says which files).
-Each table is followed by what was to be reached, and whether it was.
+Each table is followed by what was to be reached, and whether it was. With `--starts` it prints only
+how well starts are forecast.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Result:
     first_s: float = 0.0
     inside: float = 0.0  # the share of starts within the range that was told
     width: float = 0.0  # the median of range over wait
+    told: float = 0.0  # the share of jobs that had to wait and were told a range
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Row:
     first_s: float
     inside: float
     width: float
+    told: float
 
 
 def main() -> None:
@@ -79,10 +82,14 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--uncertain", action="store_true", help="only worlds of uncertain memory")
     parser.add_argument("--first-seed", type=int, default=0, help="of these worlds (0)")
+    parser.add_argument("--starts", action="store_true", help="only how starts are forecast")
     options = parser.parse_args()
     for sentence in Assumptions(interfering=options.clashing).sentences():
         print(f"assumed: {sentence}")
     print("times are fractions of one job per GPU, the mean over all workloads of a table")
+    if options.starts:
+        _starts(options)
+        return
     names = list(dict.fromkeys([BASE, *(options.policy or POLICIES)]))
     began, met = time.monotonic(), []
     with ProcessPoolExecutor(options.workers) as workers:
@@ -93,6 +100,37 @@ def main() -> None:
     if not options.uncertain:
         _giving_way()
     print(f"\n{sum(met)} of {len(met)} targets met, in {time.monotonic() - began:.0f} s")
+
+
+def _starts(options: argparse.Namespace) -> None:
+    """Print how many starts were told a range, and how it held, for every workload."""
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    loads = {f"{case.title}, {case.gpus}": [(jobs, case.gpus) for jobs in case.many]
+             for case in _cases(options)}  # fmt: skip
+    for kind in KINDS:
+        worlds = [uncertain(kind, seed, min(options.jobs, MAX_UNCERTAIN_JOBS)) for seed in seeds]
+        loads[kind] = [(world.jobs, world.gpus) for world in worlds]
+    print("\n| workload | β | told | inside | least inside | median of range over wait |")
+    print("|---" * 6 + "|")
+    with ProcessPoolExecutor(options.workers) as workers:
+        tasks = {
+            (name, beta): [
+                workers.submit(_replay, OURS, jobs, gpus, Assumptions(beta)) for jobs, gpus in many
+            ]
+            for name, many in loads.items()
+            for beta in BETAS
+        }
+        for (name, beta), each in tasks.items():
+            found = [task.result() for task in each]
+            told, within, width = (
+                sum(values) / len(found)
+                for values in zip(
+                    *((one.told, one.inside, one.width) for one in found), strict=True
+                )
+            )
+            least = min(one.inside for one in found)
+            cells = (f"{told:.0%}", f"{within:.0%}", f"{least:.0%}", f"{width:.1f}")
+            print(f"| {name} | {beta:g} | {' | '.join(cells)} |", flush=True)
 
 
 def _uncertain(options: argparse.Namespace, workers: ProcessPoolExecutor) -> list[bool]:
@@ -241,6 +279,7 @@ def _replay(policy: str, jobs: Sequence[SimulatedJob], gpus: str, assumed: Assum
         found.probe_s or 0.0,
         inside(found.starts) / max(1, len(found.starts)),
         median(widths) if widths else 0.0,
+        found.told,
     )
 
 
@@ -266,6 +305,7 @@ def _report(case: Case, names: Sequence[str], workers: ProcessPoolExecutor) -> l
     for beta in BETAS if OURS in names else ():
         row = found[OURS, beta]
         text = f"{row.inside:.0%}, and the median range is {row.width:.1f} times the wait"
+        text += f"; {row.told:.0%} of the jobs that waited were told one"
         print(f"- starts within the range that was told, β={beta:g}: {text}")
     for what, value, most in verdicts:
         print(f"- {what}: {value:.4g}, at most {most:g}: {'met' if value <= most else 'MISSED'}")
@@ -304,6 +344,7 @@ def _mean(results: Sequence[Result], base: Sequence[Result]) -> Row:
         max(one.first_s for one in results),
         sum(one.inside for one in results) / count,
         sum(one.width for one in results) / count,
+        sum(one.told for one in results) / count,
     )
 
 

@@ -45,6 +45,7 @@ class PolicyFigures:
     replayed: Replayed
     ram_deaths: int = 0  # of all deaths, those by the host's memory
     starts: tuple[SaveStart, ...] = ()  # the last starts and the ranges that were told for them
+    told: float = 0.0  # the share of jobs that had to wait and were told a range
 
 
 def play(
@@ -63,8 +64,10 @@ def play(
     replayed = World(told, gpus, scheduler, assumed).run()
     probes = scheduler.probe_s if isinstance(scheduler, OfEngine) else []
     found = _figures(policy, sorted(jobs, key=lambda job: job.arrival_s), replayed, probes)
-    forecasts = scheduler.forecasts if isinstance(scheduler, OfEngine) else None
-    return found if forecasts is None else replace(found, starts=tuple(forecasts.starts))
+    if not isinstance(scheduler, OfEngine) or scheduler.forecasts is None:
+        return found
+    share = scheduler.told / max(1, scheduler.waited)
+    return replace(found, starts=tuple(scheduler.forecasts.starts), told=share)
 
 
 def _by_name(job: SimulatedJob) -> SimulatedJob:

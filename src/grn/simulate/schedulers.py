@@ -189,6 +189,7 @@ class OfEngine:
     ) -> None:
         self.engine = _told_engine(rules, *told) if told else Engine(rules)
         self.forecasts: Forecasts | None = None  # where each job is told when it starts
+        self.waited = self.told = 0  # jobs that had to wait, and those that were told
         self.refused: list[str] = []
         self.probe_s: list[float] = []  # how long first runs kept their siblings waiting
         self._probes: dict[str, float] = {}
@@ -215,6 +216,7 @@ class OfEngine:
         )
         granted = self._tell(Requested(at, request))
         if self.forecasts is not None and lease in self.engine.view.waitlist:
+            self.waited += 1
             at_once(self.forecasts.current(at))  # as for a user who asks when it will start
         return granted
 
@@ -267,7 +269,7 @@ class OfEngine:
         for action in actions:
             if isinstance(action, Grant):
                 if self.forecasts is not None:
-                    self.forecasts.granted(action.key, at)
+                    self.told += self.forecasts.granted(action.key, at) is not None
                 places = tuple(self._index[uuid] for uuid in action.lease.gpus)
                 granted.append(SimulatedGrant(action.lease.id, places))
             elif isinstance(action, Refuse):
