@@ -121,7 +121,7 @@ def test_a_job_whose_node_is_out_of_sight_is_told_with_that() -> None:
 
 
 def test_what_is_expected_has_a_column_and_does_not_unfold_an_array() -> None:
-    why = "needs 2.0 GiB; starts in about {}s (1.0s to 9.0s)"
+    why = "needs 2.0 GiB; starts in about {}s (1s to 9s)"
     rows = [
         JobRow(index, "queued", ("x",), name="grid", array_index=str(index), why=why.format(index))
         for index in (3, 4)
@@ -130,5 +130,14 @@ def test_what_is_expected_has_a_column_and_does_not_unfold_an_array() -> None:
 
     assert header.split()[-3:] == ["EXPECTED", "COMMAND", "WHY"]
     assert line.startswith("3-4")
-    assert "starts in about 3s  grid[3-4]: x  needs 2.0 GiB" in line
+    assert "starts in 3s  grid[3-4]: x  needs 2.0 GiB" in line
     assert "EXPECTED" not in plain(job_text.jobs([JobRow(1, "queued", ("x",))], 0.0))
+
+
+def test_why_of_a_running_job_is_told_below_one_heading() -> None:
+    text = plain(job_text.explained(a_job_row(), NOW, "runs on GPU 0, for 1m00s; 1 MiB used", 40))
+
+    assert text.splitlines()[1:] == ["  runs on GPU 0, for 1m00s; 1 MiB used"]
+    assert len(text.splitlines()[0].split("job ")) == 2
+    wrapped = plain(job_text.explained(a_job_row(), NOW, "word " * 20, 40)).splitlines()
+    assert all(len(line) <= 40 and line.startswith("  word") for line in wrapped[1:])

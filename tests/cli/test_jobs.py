@@ -787,5 +787,5 @@ def test_a_waiting_job_has_its_own_id_in_ps(queue: Queue) -> None:
     rows = {line.split()[0]: line for line in queue.fine("ps").splitlines()[1:]}
     assert set(rows) == {str(runs), str(waits)}
     assert "later" in rows[str(waits)]
-    assert "needs 4 GPUs at once with" in rows[str(waits)]
-    assert "can take it now: GPU" in rows[str(waits)]
+    assert "needs 4 GPUs to itself; only 3 can take it now: GPU" in rows[str(waits)]
+    assert f"(job {runs})" in rows[str(waits)], "the job in its way too is named by its id"

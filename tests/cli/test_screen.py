@@ -232,7 +232,7 @@ def test_expected_starts_and_ends_have_a_column() -> None:
     assert "START" in text
     assert "~2m30s" in text
     assert "~1m30s" in text
-    assert "ends in about 2m30s (1m00s to 4m00s)" in wide
+    assert "ends in about 2m (1m to 4m)" in wide
 
 
 def test_cancelling_an_array_says_how_many_jobs_it_ends() -> None:

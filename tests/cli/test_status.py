@@ -265,7 +265,8 @@ def test_when_tells_the_expected_start_of_a_job_that_is_not_submitted(
         low_s, high_s = shown(grn, "when", "--mem", "1GiB", "--type", "known.py")["starts_in_s"]
         assert 0 <= low_s <= high_s
         (lease_row,) = shown(grn, "ps")["leases"]
-        assert lease_row["ends_in_s"][0] <= lease_row["ends_in_s"][1]
+        ends_in_s = lease_row["ends_in_s"]  # unknown once it has run far longer than before
+        assert ends_in_s is None or ends_in_s[0] <= ends_in_s[1]
 
     assert "you asked for 9 GPUs" in grn("when", "--gpus", "9").err
     assert "no job type 'no.py'" in grn("when", "--type", "no.py").err

@@ -14,6 +14,8 @@ from grn.model.units import (
     parse_size,
     parse_time,
     short_size,
+    show_coarse,
+    show_expected,
     show_limit,
     show_size,
     show_time,
@@ -178,3 +180,22 @@ def test_a_duration_is_spelled_shortly(seconds: float | None, text: str) -> None
 )
 def test_a_limit_is_shown_as_people_write_it(seconds: float, text: str) -> None:
     assert show_limit(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("range_s", "text"),
+    [
+        ((0.0, 0.4), "starts now"),
+        ((0.0, 74.0), "starts in about 9s (up to 1m)"),
+        ((60.0, 240.0), "starts in about 2m (1m to 4m)"),
+        ((845.0, 4140.0), "starts in about 31m (14m to 1h09m)"),
+    ],
+)
+def test_an_expected_time_is_not_more_exact_than_it_can_be(
+    range_s: tuple[float, float], text: str
+) -> None:
+    assert show_expected("starts", range_s) == text
+
+
+def test_an_estimate_is_spelled_in_one_unit() -> None:
+    assert [*map(show_coarse, (0.2, 8.6, 59.7, 150.0, 3590.0))] == ["0s", "9s", "1m", "2m", "1h00m"]

@@ -67,6 +67,17 @@ def test_time_that_has_passed_is_not_expected_again() -> None:
     assert late.high_s < 400
 
 
+def test_the_end_of_a_job_that_runs_far_longer_than_its_type_is_unknown() -> None:
+    story = a_story()
+    story.asks("a", job_type="train")
+    story.asks("b", job_type="train")
+
+    late = at_once(forecast(story.engine.view, story.at + 5000.0))
+
+    assert late.ends == {}
+    assert late.starts["b"].high_s > 0, "who waits for it is still told something"
+
+
 def test_behind_a_job_of_unknown_duration_a_start_is_guessed_from_other_types() -> None:
     story = a_story()
     story.asks("a", job_type="new", mem_bytes=20 * GiB)

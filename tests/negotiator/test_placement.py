@@ -299,6 +299,23 @@ def test_a_wait_where_all_is_promised_says_so_in_words(count, where):
     assert place(a_request(), needs(6), books).text.endswith(f"nothing is free on {where}")
 
 
+def test_a_wait_behind_a_job_that_has_all_gpus_to_itself_names_only_that_job():
+    gpus = [a_gpu(index) for index in range(2)]
+    hog = a_lease("hog", 24 * GiB, gpus=("GPU-0", "GPU-1"), is_exclusive=True)
+    books = [a_book(gpu, [hog], a_reading(gpu)) for gpu in gpus]
+
+    answer = place(a_request(), needs(6), books)
+    assert reason(answer) is WaitReason.NO_ROOM
+    assert answer.text == f"GPUs 0 and 1 are held by {hog.request.label} (lease lease-hog, exclusive)"
+
+
+def test_a_wait_for_several_gpus_to_itself_names_no_memory():
+    books = [a_filled_book(0), a_filled_book(1, 22)]
+    answer = place(a_request(gpus=2, is_exclusive=True), needs(4), books)
+
+    assert answer.text.startswith("needs 2 GPUs to itself; only 1 can take it now: GPU 1 has ")
+
+
 def test_a_wait_for_room_names_the_memory_of_strangers():
     book = a_book(reading=a_reading(0, a_use(9, 20 * GiB)))
 

@@ -987,7 +987,7 @@ def test_each_wait_says_why() -> None:
     line.submits(1, 2, 3, 4)
     line.submits(a_spec(5, after=[1, 2]))
     line.submits(6, is_held=True)
-    assert line.why(1) == "the negotiator was asked"
+    assert line.why(1) == "asking for a GPU"
     line.awaits(1, "no GPU has 4 GiB free")
     assert line.why(1) == "no GPU has 4 GiB free"
     assert line.why(2) == "behind 1 other job of yours"
@@ -1011,13 +1011,24 @@ def test_each_wait_says_why() -> None:
     assert line.why(6).startswith("held")
 
 
+def test_a_reason_names_jobs_of_this_queue_by_their_ids() -> None:
+    line = Line()
+    line.submits(1, 2)
+    line.grants(1, "1f2e3d4c")
+    line.starts(1)
+    line.awaits(2, "GPU 0 has a.py (lease 1f2e3d4c, exclusive), GPU 1 has b.py (lease 5a6b7c8d)")
+    assert line.why(2) == "GPU 0 has a.py (job 1, exclusive), GPU 1 has b.py (lease 5a6b7c8d)"
+    line.exits(1)
+    assert line.why(2).startswith("GPU 0 has a.py (lease 1f2e3d4c, exclusive)")
+
+
 def test_an_old_reason_is_not_told_of_a_new_try() -> None:
     line = Line()
     line.submits(a_spec(1, retries=1))
     line.awaits(1, "no room")
     line.runs(1)
     line.exits(1, FAILED)
-    assert line.why(1) == "the negotiator was asked"
+    assert line.why(1) == "asking for a GPU"
 
 
 def test_a_reason_for_a_job_that_is_gone_means_nothing() -> None:

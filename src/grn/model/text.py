@@ -7,7 +7,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _JOINER = "\u200d"
 _EMOJI_STYLE = "\ufe0f"  # the character before it is drawn as an emoji, in two columns
@@ -92,3 +92,15 @@ def _columns_of_char(char: str) -> int:
     if unicodedata.category(char) in ("Mn", "Me", "Cf") or "\u1160" <= char <= "\u11ff":
         return 0  # accents, invisible characters, and the later parts of a Korean syllable
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def with_job_ids(reason: str, job_of: Callable[[str], int | None]) -> str:
+    """Name leases in a reason by their jobs: `(lease 1f2e3d4c)` becomes `(job 41)`."""
+    if "(lease " not in reason:
+        return reason
+
+    def named(found: re.Match[str]) -> str:
+        job = job_of(found[1])
+        return found[0] if job is None else f"(job {job}"
+
+    return _pattern(r"\(lease (\w+)").sub(named, reason)

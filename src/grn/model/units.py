@@ -121,12 +121,20 @@ def show_time(duration_s: float | None) -> str:
 
 
 def show_expected(verb: str, range_s: tuple[float, float]) -> str:
-    """Spell an expected start or end: `starts in about 3m00s (1m00s to 8m00s)`."""
+    """Spell an expected start or end: `starts in about 3m (1m to 8m)`."""
     low_s, high_s = range_s
     if high_s < 1:
         return f"{verb} now"
-    span = f"{show_time(low_s)} to {show_time(high_s)}"
-    return f"{verb} in about {show_time(middle_s(range_s))} ({span})"
+    low = f"{show_coarse(low_s)} to" if low_s >= 1 else "up to"
+    return f"{verb} in about {show_coarse(middle_s(range_s))} ({low} {show_coarse(high_s)})"
+
+
+def show_coarse(duration_s: float) -> str:
+    """Spell an estimated duration: `9s`, `3m`, `1h05m`."""
+    if duration_s < 59.5:
+        return f"{duration_s:.0f}s"
+    minutes = round(duration_s / 60)
+    return f"{minutes}m" if minutes < 60 else show_time(minutes * 60)
 
 
 def middle_s(range_s: tuple[float, float]) -> float:

@@ -21,7 +21,14 @@ from grn.errors import GrnError, UnknownJob
 from grn.model.text import harmless
 from grn.model.units import parse_memory, parse_time, show_expected
 from grn.paths import user_name
-from grn.protocol.negotiator_rows import AuditRow, ProfileRow, Status, When, lease_or_request
+from grn.protocol.negotiator_rows import (
+    AuditRow,
+    LeaseRow,
+    ProfileRow,
+    Status,
+    When,
+    lease_or_request,
+)
 from grn.protocol.queue_rows import JobRow, NodeRow
 from grn.protocol.rows import as_json as as_row
 from grn.protocol.rows import read, read_all
@@ -44,10 +51,12 @@ def why(job: str, as_json: bool) -> int:
         own, rows = _of_machine(job, own)
     if as_json:
         return print_json({"schema": 1, "jobs": rows} | ({} if own is None else {"job": own}))
+    found = [*map(lease_or_request, rows)]
     if own is not None:
-        echo(job_text.explained(read(JobRow, own), time.time()))
-    if rows:
-        echo(render.why([*map(lease_or_request, rows)], user_name))
+        held = "; ".join(render.held(row) for row in found if isinstance(row, LeaseRow))
+        echo(job_text.explained(read(JobRow, own), time.time(), held, width()))
+    elif found:
+        echo(render.why(found, user_name, width()))
     return 0
 
 

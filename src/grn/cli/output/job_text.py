@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from grn.cli.output.style import paint, state_style
-from grn.cli.output.table import labelled, table
+from grn.cli.output.table import indented, labelled, table
 from grn.model.ranges import show_ranges
 from grn.model.shell_line import line_of, with_index
 from grn.model.text import counted, harmless
@@ -123,14 +123,19 @@ def jobs(
 def _expected(row: JobRow, leases: Mapping[str, LeaseRow]) -> str:
     """Say when a waiting job is expected to start, or a running one to end."""
     if row.is_waiting:
-        return row.why.rpartition("; ")[2].partition(" (")[0] if _STARTS in row.why else ""
+        return _soon(row.why.rpartition("; ")[2]) if _STARTS in row.why else ""
     lease = leases.get(row.lease or "")
     return _ends(lease) if lease is not None and not row.has_ended else ""
 
 
 def _ends(lease: LeaseRow) -> str:
     found = lease.ends_in_s
-    return show_expected("ends", found).partition(" (")[0] if found is not None else ""
+    return _soon(show_expected("ends", found)) if found is not None else ""
+
+
+def _soon(expected: str) -> str:
+    """Shorten an expected time for a column that is called so."""
+    return expected.partition(" (")[0].replace(" about ", " ")
 
 
 def _without_start(why: str) -> str:
@@ -162,7 +167,7 @@ def _lease_line(row: LeaseRow | WaitingRow, has_where: bool) -> list[str]:
     if isinstance(row, LeaseRow):
         expected = _ends(row)
     elif row.starts_in_s is not None:
-        expected = show_expected("starts", row.starts_in_s).partition(" (")[0]
+        expected = _soon(show_expected("starts", row.starts_in_s))
     return [row.id, row.state, *where, gpus, memory, show_time(row.for_s), "", expected,
             called(row), why]  # fmt: skip
 
@@ -230,15 +235,18 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
     return "\n".join([head, *(labelled(label, text, width) for label, text in lines if text)])
 
 
-def explained(row: JobRow, now: float) -> str:
-    """Say in a line or two what a job waits for, or that it does not wait."""
+def explained(row: JobRow, now: float, held: str = "", width: int = 0) -> str:
+    """Say in a line or two what a job waits for, or where it runs: `held` tells its lease."""
     head = f"{paint(f'job {row.id}', 'id')}  {shown_command(row)}"
     state, since = _painted_state(row), show_time(now - _since(row))
-    if row.has_ended:
-        why = f": {harmless(row.why)}" if row.why else ""
-        return f"{head}\n  ended {since} ago, {state}{why}"
     why = _why(row)
-    return f"{head}\n  {state} for {since}{f': {why}' if why else ''}"
+    if row.has_ended:
+        said = f"ended {since} ago, {state}{f': {harmless(row.why)}' if row.why else ''}"
+    elif held and row.state == "running" and not why:
+        said = held
+    else:
+        said = f"{state} for {since}{f': {why}' if why else ''}{f'; {held}' if held else ''}"
+    return f"{head}\n{indented(said, width)}"
 
 
 def _attempt(one: AttemptRow, row: JobRow, now: float) -> Iterator[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from grn.cli.output.job_text import shown_name
 from grn.cli.output.table import table
-from grn.model.text import harmless
+from grn.model.text import harmless, with_job_ids
 from grn.model.units import show_size, show_time
 from grn.protocol.negotiator_rows import GpuRow, LeaseRow, StrangerRow, WaitingRow
 from grn.protocol.queue_rows import JobRow
@@ -36,7 +36,8 @@ def ps(
     for place in places:
         named = user_name if place.name == "local" else str
         where = [harmless(place.name)] if len(places) > 1 else []
-        of_place = [_job_row(row, named, own.get((place.name, row.id))) for row in place.rows]
+        ids = {lease: job.id for (name, lease), job in own.items() if name == place.name}
+        of_place = [_job_row(row, named, own.get((place.name, row.id)), ids) for row in place.rows]
         of_place += [
             _stranger_row(one, gpu, named) for gpu in place.gpus for one in gpu.idle_strangers
         ]
@@ -49,10 +50,11 @@ def ps(
 
 
 def _job_row(
-    row: LeaseRow | WaitingRow, user_name: UserName, job: JobRow | None
+    row: LeaseRow | WaitingRow, user_name: UserName, job: JobRow | None, ids: Mapping[str, int]
 ) -> tuple[str, ...]:
     if isinstance(row, WaitingRow):
-        state, places, memory, why = row.state, f"({row.gpus_asked})", "", row.why
+        state, places, memory = row.state, f"({row.gpus_asked})", ""
+        why = with_job_ids(row.why, ids.get)
     else:
         state = (
             "first run" if row.first_run else "idle" if row.idle_for_s is not None else row.state

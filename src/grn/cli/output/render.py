@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from grn.cli.output.ps_text import idle_text
 from grn.cli.output.style import paint, plain, state_style
-from grn.cli.output.table import labelled, paint_bar, table
+from grn.cli.output.table import indented, labelled, paint_bar, table
 from grn.model.text import columns_of, harmless
 from grn.model.units import show_expected, show_size, show_time
 from grn.model.windows import show_moment
@@ -112,9 +112,9 @@ def _linked_sets(pairs: set[tuple[int, int]]) -> list[list[int]]:
     return sets
 
 
-def why(rows: Sequence[LeaseRow | WaitingRow], user_name: UserName) -> str:
+def why(rows: Sequence[LeaseRow | WaitingRow], user_name: UserName, width: int = 0) -> str:
     """Explain each of the jobs meant."""
-    return "\n".join(_explained(row, user_name) for row in rows)
+    return "\n".join(_explained(row, user_name, width) for row in rows)
 
 
 def shares(rows: Sequence[ShareRow], user_name: UserName, width: int = 0) -> str:
@@ -314,7 +314,7 @@ def _job_count(gpu: GpuRow) -> str:
     return f"{len(gpu.leases)} ({idle} idle)" if idle else str(len(gpu.leases))
 
 
-def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
+def _explained(row: LeaseRow | WaitingRow, user_name: UserName, width: int) -> str:
     who = f"{paint(row.id, 'id')}  {row.label}  of {user_name(row.user)} (pid {row.pid or '?'})"
     if isinstance(row, WaitingRow):
         verb = f"waits for {show_time(row.for_s)}, place {row.place}"
@@ -327,11 +327,17 @@ def _explained(row: LeaseRow | WaitingRow, user_name: UserName) -> str:
         if row.starts_in_s is not None:
             turn = f"\n  {show_expected('starts', row.starts_in_s)}{turn}"
         reason = paint(f"[{row.reason}]", "reason")
-        return f"{who}\n  {paint(verb, 'waiting')}: {row.why}  {reason}{turn}"
+        said = f"{paint(verb, 'waiting')}: {row.why}  {reason}"
+        return f"{who}\n{indented(said, width)}{turn}"
+    return f"{who}\n{indented(held(row), width)}"
+
+
+def held(row: LeaseRow) -> str:
+    """Say where a job runs, for how long, with how much memory, and when it is to end."""
     idle = f"; {idle_text(row)}" if row.idle_for_s is not None else ""
     memory = f"{show_size(row.used_bytes)} used of {show_size(row.reserved_bytes)} reserved"
     end = f"; {show_expected('ends', row.ends_in_s)}" if row.ends_in_s is not None else ""
-    return f"{who}\n  {paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}{end}{idle}"
+    return f"{paint(row.why, 'running')}, for {show_time(row.for_s)}; {memory}{end}{idle}"
 
 
 def _value(value: float | str) -> str:

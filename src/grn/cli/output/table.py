@@ -92,15 +92,24 @@ def paint_bar(drawn: str) -> str:
 def labelled(label: str, text: str, width: int = 0) -> str:
     """Put a text behind its label; lines that do not fit go on below the text."""
     head = f"  {paint(label, 'header')}{' ' * (_LABEL - 2 - columns_of(label))}"
+    return _hanging(head, text, _LABEL, width)
+
+
+def indented(text: str, width: int = 0) -> str:
+    """Put a text below its heading; lines that do not fit go on in the same column."""
+    return _hanging(_GAP, text, len(_GAP), width)
+
+
+def _hanging(head: str, text: str, indent: int, width: int) -> str:
     if width < _NARROWEST:
         return (head + text).rstrip()
     # Wrapped without colours, which textwrap would count; each painted text fits into one line.
     lines = textwrap.wrap(
-        plain(text), width - _LABEL, break_long_words=False, break_on_hyphens=False
+        plain(text), width - indent, break_long_words=False, break_on_hyphens=False
     )
     if len(lines) == 1:
         lines = [text]
-    return f"\n{' ' * _LABEL}".join([head + lines[0], *lines[1:]]) if lines else head.rstrip()
+    return f"\n{' ' * indent}".join([head + lines[0], *lines[1:]]) if lines else head.rstrip()
 
 
 def _fit(sizes: dict[int, int], width: int, soft: Sequence[int], spare: Sequence[int]) -> None:

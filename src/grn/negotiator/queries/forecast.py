@@ -55,6 +55,7 @@ _PRIOR = tuple(
     math.exp(_PRIOR_SPREAD * _NORMAL.inv_cdf((place + 0.5) / _PRIOR_STARTS))
     for place in range(_PRIOR_STARTS)
 )
+_MAX_PASSED = 0.98
 _LATEST = 1 << 60  # the sequence of a request that is not made
 
 
@@ -128,7 +129,10 @@ def forecast(
         plays.append(play)
     return Forecast(
         at,
-        _ranges([one.run.id for one in runs if one.is_timed], [play.ends for play in plays]),
+        _ranges(
+            [one.run.id for one in runs if one.is_timed and not one.is_overdue],
+            [play.ends for play in plays],
+        ),
         _ranges([one.candidate.id for one in waiting], [play.starts for play in plays]),
         frozenset([*view.leases, *(one.request.key for one in view.waitlist)])
         if len(view.waitlist) <= MAX_WAITING
@@ -272,6 +276,17 @@ class _RunningLease:
     def is_timed(self) -> bool:
         return min(self.run.left_s, self.limit_s) < math.inf or self.usual_s is not None
 
+    def passed(self) -> float:
+        """Return the share of runs like it that have ended by now."""
+        if self.usual_s is None or self.done_s <= 0:
+            return 0.0
+        return _NORMAL.cdf(math.log(self.done_s / self.usual_s) / self.spread)
+
+    @property
+    def is_overdue(self) -> bool:
+        """True when it runs far longer than its type ever has: its end is unknown."""
+        return self.passed > _MAX_PASSED
+
 
 def _run(view: EngineView, lease: Lease, index: Mapping[str, int], at: float) -> _RunningLease:
     request, book = lease.request, view.books[lease.gpus[0]]
@@ -327,12 +342,9 @@ def _lasting(one: _RunningLease, quantile: float, guess_s: float = math.inf) -> 
 def _left_s(one: _RunningLease, quantile: float) -> float:
     if one.usual_s is None:
         return one.run.left_s
-    passed = 0.0
-    if one.done_s > 0:
-        passed = _NORMAL.cdf(math.log(one.done_s / one.usual_s) / one.spread)
-    if passed > 0.98:  # far later than its type has ever been: assume a share of its time so far
+    if one.is_overdue:  # for those that wait behind it, assume a share of its time so far
         return one.done_s * quantile / 2
-    z = _NORMAL.inv_cdf(passed + quantile * (1 - passed))
+    z = _NORMAL.inv_cdf(one.passed + quantile * (1 - one.passed))
     total_s = one.usual_s * math.exp(z * one.spread)
     return max(0.0, total_s - one.done_s)
 

@@ -320,20 +320,25 @@ def _silent(books: Sequence[Book]) -> Wait:
     return Wait(WaitReason.GPU_SILENT, "; ".join(texts))
 
 
-def _holders(books: Sequence[Book]) -> str:
+def _holders(books: Sequence[Book], one: str = "has", many: str = "have") -> str:
     """Name the jobs on GPUs: `GPU 0 has train.py (lease 1f2e3d4c)`."""
     parts: dict[str, list[int]] = {}
     for book in books:
         if book.leases or book.strangers_bytes:
             parts.setdefault(_jobs_of(book), []).append(book.gpu.index)
     texts = [
-        f"GPU {', '.join(map(str, indices))} {'has' if len(indices) == 1 else 'have'} {jobs}"
+        f"{_gpus(indices)} {one if len(indices) == 1 else many} {jobs}"
         for jobs, indices in list(parts.items())[:_MAX_NAMED]
     ]
     more = sum(map(len, list(parts.values())[_MAX_NAMED:]))
     if more:
         texts.append(f"{counted(more, 'other GPU')} {'is' if more == 1 else 'are'} in use")
     return ", ".join(texts) or "none is empty"
+
+
+def _gpus(indices: Sequence[int]) -> str:
+    *first, last = map(str, indices)
+    return f"GPUs {', '.join(first)} and {last}" if first else f"GPU {last}"
 
 
 def _jobs_of(book: Book) -> str:
@@ -363,6 +368,9 @@ def _why(
         room = f"nothing is free on {which}{' large enough for it' if is_choosy else ''}"
         if held := [book for book in able or usable if book.has_exclusive]:
             room = _holders(held)
+            if len(held) == len(able or usable) and not is_pinned and not request.is_exclusive:
+                what = WaitReason.NO_ROOM_FOR_FIRST_RUN if need.is_probe else WaitReason.NO_ROOM
+                return Wait(what, _holders(held, "is held by", "are held by"))
     if best.is_closed:
         room += f"; GPU {best.gpu.index} is closed while a job there outgrows what it reserved"
     strangers = best.strangers_bytes + best.unexplained_bytes
@@ -372,7 +380,8 @@ def _why(
         text = f"this process already uses GPU {best.gpu.index} and cannot move; it needs "
         return Wait(WaitReason.STAYS_ON_ITS_GPU, f"{text}{show_size(need.need_bytes)}; {room}")
     if request.gpus > 1 and fits:
-        text = f"needs {request.gpus} GPUs at once with {show_size(need.need_bytes)} each"
+        each = f"at once with {show_size(need.need_bytes)} each"
+        text = f"needs {request.gpus} GPUs {'to itself' if request.is_exclusive else each}"
         text += f"; only {len(fits)} can take it now"
         if request.is_exclusive:
             text += f": {_holders(usable)}"

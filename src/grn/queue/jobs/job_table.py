@@ -140,10 +140,13 @@ class JobTable:
         self.busy = 0  # starting, running or stopping
         self.held = 0
         self._followers: dict[int, list[int]] = {}
+        self._under: dict[str, QueuedJob] = {}  # by lease
 
     def add(self, job: QueuedJob) -> None:
         """Enter a job; `connect` then puts it into the ready queue."""
         self.jobs[job.spec.id] = job
+        if job.lease:
+            self._under[job.lease] = job
         self.busy += job.state in BUSY
         self.held += job.is_held
         self.ready.take(job, int(job.state in BUSY))
@@ -200,8 +203,12 @@ class JobTable:
 
     def step(self, job: QueuedJob, step: Step) -> None:
         """Change the state of a job, as the lifecycle allows, and the count of busy ones."""
-        was_busy = job.state in BUSY
+        was_busy, lease = job.state in BUSY, job.lease
         job.step(step)
+        if job.lease:
+            self._under[job.lease] = job
+        elif self._under.get(lease) is job:  # else it was passed on
+            del self._under[lease]
         change = (job.state in BUSY) - was_busy
         self.busy += change
         self.ready.take(job, change)
@@ -255,7 +262,7 @@ class JobTable:
 
     def under(self, lease: str) -> QueuedJob | None:
         """Return the job whose attempt runs under a lease."""
-        return next((job for job in self.jobs.values() if job.lease == lease), None)
+        return self._under.get(lease)
 
     def at(self, job_id: int, attempt: int) -> QueuedJob | None:
         """Return a job while this attempt of it is under way, else None."""
@@ -272,6 +279,8 @@ class JobTable:
             assert not (job.lease and job.state is JobState.QUEUED), "queued with a lease"
         assert self.busy == sum(job.state in BUSY for job in self.jobs.values())
         assert self.held == sum(job.is_held for job in self.jobs.values())
+        assert all(self._under.get(job.lease) is job for job in self.jobs.values() if job.lease)
+        assert all(job.lease == lease for lease, job in self._under.items())
         folded = list(self.arrays.ids())
         assert len(set(folded)) == len(folded) == self.arrays.count
         assert not self.jobs.keys() & set(folded), "folded, and a job of its own"

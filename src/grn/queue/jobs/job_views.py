@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
-from grn.model.text import counted
+from grn.model.text import counted, with_job_ids
 from grn.queue.jobs.job import JobState, JobView
 from grn.queue.jobs.job_table import JobTable
 from grn.queue.jobs.lease_window import LeaseWindow
@@ -95,6 +95,10 @@ class JobViews(Mapping[int, JobView]):
     def _is_folded(self, job_id: int) -> bool:
         return self._table.arrays.of(job_id) is not None
 
+    def _job_under(self, lease: str) -> int | None:
+        job = self._table.under(lease)
+        return None if job is None else job.spec.id
+
     def _why(self, job: QueuedJob) -> str:
         """Return why a job does not run yet, or its state."""
         window = self._window
@@ -113,7 +117,8 @@ class JobViews(Mapping[int, JobView]):
         if not window.has_negotiator:
             return "no negotiator answers"
         if job.is_asked:
-            return "; ".join(filter(None, (job.past, job.said or "the negotiator was asked")))
+            said = with_job_ids(job.said, self._job_under) or "asking for a GPU"
+            return "; ".join(filter(None, (job.past, said)))
         if self._table.ready.is_full(job.spec):
             return f"its array runs at most {counted(job.spec.array_limit, 'job')} at a time"
         if window.is_full:
