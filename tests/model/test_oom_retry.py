@@ -38,6 +38,12 @@ def test_a_larger_gpu_is_tried_however_often_room_was_given_before_if_tries_were
     assert again(Had(), False, 0, has_larger=True) is None
 
 
+def test_a_command_that_had_the_largest_gpu_to_itself_is_not_run_again() -> None:
+    assert again(Had(), False, 2, was_alone=True) is None
+    assert again(Had(), False, 2, has_larger=True, was_alone=True) == Had(1, 0)
+    assert again(Had(), True, 2, was_alone=True) == Had(0, 1), "strangers had taken its room"
+
+
 def test_the_negotiator_is_told_whether_it_needs_more_room_or_was_wronged() -> None:
     assert Had().told() == {}
     assert Had(300, 2).told() == {"attempt": 100, "spared": True}

@@ -121,6 +121,15 @@ def test_a_command_lease_that_no_command_used_is_shown_as_not_started(outcome: O
     assert (end.settled.outcome, end.shown) == (outcome, Outcome.NOT_STARTED)
 
 
+def test_a_command_that_was_not_found_teaches_nothing_about_a_type() -> None:
+    story = a_story(pid=5, is_command=True)
+    story.memory["a"] = GiB
+    story.looks()
+    story.ends("a", Outcome.FAILED)
+
+    assert story.engine.view.memory.profiles() == []
+
+
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
 def test_a_command_that_ran_is_shown_as_it_ended(outcome: Outcome) -> None:
     story = a_story(pid=5, is_command=True)

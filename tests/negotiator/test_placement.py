@@ -306,7 +306,9 @@ def test_a_wait_behind_a_job_that_has_all_gpus_to_itself_names_only_that_job():
 
     answer = place(a_request(), needs(6), books)
     assert reason(answer) is WaitReason.NO_ROOM
-    assert answer.text == f"GPUs 0 and 1 are held by {hog.request.label} (lease lease-hog, exclusive)"
+    assert (
+        answer.text == f"GPUs 0 and 1 are held by {hog.request.label} (lease lease-hog, exclusive)"
+    )
 
 
 def test_a_wait_for_several_gpus_to_itself_names_no_memory():

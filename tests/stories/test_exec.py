@@ -89,6 +89,17 @@ def test_the_exit_status_is_the_commands_own(
     assert here.leases() == []
 
 
+def test_a_program_that_is_not_there_waits_for_no_gpu(
+    story: Story, negotiator: Negotiators, grn_exec: Start
+) -> None:
+    here = negotiator("virtual:1x512MiB")
+    story.hold("busy", exclusive=True)
+    here.wait_for_leases(1)
+    ended = grn_exec("--", "pyhton", "train.py").wait()
+    assert (ended.code, ended.err) == (127, "grn: pyhton: command not found\n")
+    assert here.profiles() == []
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -312,10 +323,23 @@ def test_words_alone_are_no_failure(story: Story, negotiator: Negotiators, grn_e
 def test_a_command_out_of_memory_is_repeated_so_many_times(
     story: Story, negotiator: Negotiators, grn_exec: Start
 ) -> None:
+    here = negotiator("virtual:1x512MiB")
+    story.hold("beside", mem="50MiB")
+    here.wait_for_leases(1)
+    command = "echo again >> tries; echo 'CUDA out of memory' >&2; exit 1"
+    words = ("--retry-oom", "1", "--mem", "20MiB", "--", "sh", "-c", command)
+    assert grn_exec(*words).wait().code == 1
+    assert (story.folder / "tries").read_text() == "again\n" * 2
+
+
+def test_a_command_that_had_the_largest_gpu_to_itself_is_not_repeated(
+    story: Story, negotiator: Negotiators, grn_exec: Start
+) -> None:
     negotiator()
     command = "echo again >> tries; echo 'CUDA out of memory' >&2; exit 1"
-    assert grn_exec("--retry-oom", "2", "--", "sh", "-c", command).wait().code == 1
-    assert (story.folder / "tries").read_text() == "again\n" * 3
+    ended = grn_exec("--retry-oom", "2", "--", "sh", "-c", command).wait()
+    assert (story.folder / "tries").read_text() == "again\n"
+    assert ended.err.endswith("alone on GPU 0 (512 MiB); no larger GPU is managed here\n")
 
 
 def test_a_command_that_overflows_a_virtual_gpu_is_told_apart_from_other_kills(

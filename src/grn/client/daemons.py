@@ -36,9 +36,13 @@ class DaemonProcess:
         terminate.end_child(self.process, patience_s)
 
 
-def negotiator_argv(gpus: str | None, debug: bool, idle_exit_s: float | None) -> list[str]:
-    """Return the command that runs a negotiator."""
+def negotiator_argv(
+    gpus: str | None, debug: bool, idle_exit_s: float | None, *, has_old_name: bool = False
+) -> list[str]:
+    """Return the command that runs a negotiator; `grn-start` ends with a line of its own."""
     argv = own_module("grn.negotiator")
+    if has_old_name:
+        argv.append("--old-name")
     if gpus:
         argv += ["--gpus", gpus]
     if idle_exit_s is not None:

@@ -26,15 +26,19 @@ class Had(Record):
 
 
 def again(
-    had: Had, is_victim: bool, most: int = MAX_MEMORY_ATTEMPTS, has_larger: bool = False
+    had: Had,
+    is_victim: bool,
+    most: int = MAX_MEMORY_ATTEMPTS,
+    has_larger: bool = False,
+    was_alone: bool = False,
 ) -> Had | None:
     """Count one more attempt of a job that ran out of memory, None when it gets none.
 
     A victim gets the same room, which does not count as one of the `most` attempts with more; where
     `most` is 0, nothing is repeated. A job that ran out of memory alone on its GPU continues while
-    there is a larger one, however often: each is larger than the last.
+    there is a larger one, however often, as each is larger than the last; else it is over.
     """
-    if not most:
+    if not most or (was_alone and not has_larger and not is_victim):
         return None
     if is_victim and had.spared < MAX_SPARED:
         return Had(had.more, had.spared + 1)

@@ -26,6 +26,7 @@ from grn.gpus.probe import GpuProbe, Inventory, restrict
 from grn.gpus.virtual import VirtualProbe, parse_virtual
 from grn.model.host import HostSize
 from grn.model.job import IdleRule, Policy
+from grn.model.text import counted
 from grn.model.units import show_size
 from grn.negotiator.engine import Engine
 from grn.negotiator.garbage import Garbage
@@ -106,7 +107,8 @@ async def _serve_gpus(
     if chosen.idle_exit_s:
         tasks.append(asyncio.create_task(_leave_when_idle(server, chosen.idle_exit_s, stopped)))
     await stopped.wait()
-    print("[GPUMaster] Cleaning up...", file=sys.stderr, flush=True)
+    said = "[GPUMaster] Cleaning up..." if arguments.old_name else _goodbye(len(loop.view.leases))
+    print(said, file=sys.stderr, flush=True)
     lock.close()
     for task in tasks:
         task.cancel()
@@ -115,11 +117,17 @@ async def _serve_gpus(
     store.close()
 
 
+def _goodbye(jobs: int) -> str:
+    verb = "goes" if jobs == 1 else "go"
+    return "negotiator stopped" + (f"; {counted(jobs, 'running job')} {verb} on" if jobs else "")
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = process.parser("grn.negotiator")
     parser.add_argument("--gpus", help="nvml, or virtual:4x8GiB")
     parser.add_argument("--idle-exit-s", type=float, dest="idle_exit_s")
     parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--old-name", action="store_true", dest="old_name")
     return parser.parse_args(argv)
 
 

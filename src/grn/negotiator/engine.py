@@ -285,7 +285,7 @@ class Engine:
         self._scheduler.usage.ended(lease.id, end.at)
         settled, run = self._runs.ended(lease, end)
         yield Settle(lease, end.at, settled, shown, is_lost)
-        self._unlearned.append(run)
+        self._unlearned.append(replace(run, is_vain=shown is Outcome.NOT_STARTED))
         is_urgent = end.is_awaited or len(self._waitlist) or not self._runs.is_well_known(run)
         if is_urgent or shown is not Outcome.OK:
             yield from self._learn()

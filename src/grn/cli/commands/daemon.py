@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import subprocess
 
 STOP_S = 10.0
+OLD_NAMES = ("grn-start", "glb-start")  # scripts may read the last line that these print
 
 
 @command()
@@ -43,7 +44,9 @@ def start(virtual: str | None, background: bool, debug: bool, idle_exit: float |
     It manages all GPUs, or those in CUDA_VISIBLE_DEVICES. Stop it with Ctrl-C or `grn stop`:
     running jobs continue, and the next negotiator adopts their leases.
     """
-    argv = negotiator_argv(f"virtual:{virtual}" if virtual else None, debug, idle_exit)
+    is_old = os.path.basename(sys.argv[0]) in OLD_NAMES
+    gpus = f"virtual:{virtual}" if virtual else None
+    argv = negotiator_argv(gpus, debug, idle_exit, has_old_name=is_old)
     if not background:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -39,6 +39,7 @@ class EndedRun:
     was_sharing: bool
     verdict: Verdict | None
     note: str
+    is_vain: bool = False  # no command has run: nothing is learned
 
 
 class Runs:
@@ -261,7 +262,7 @@ class Runs:
             watch = host.ram
             run = profiling.finished_run(end, watch, usual_s, self._rules.flat_s)
             run = None if run is None else replace(run, peak_bytes=0)
-        if run is not None:
+        if run is not None and not ended.is_vain:
             run = replace(
                 run, note=note, grown=watch.grown_share(event.at), cpus=host.cpus,
                 peak_cpus=host.peak_cpus, ram_bytes=_host_bytes(lease, run, host, event),

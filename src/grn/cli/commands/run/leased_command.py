@@ -50,12 +50,17 @@ def run(
     try:
         found = command_profile(command)
         request = lease_request(job_type or found.type, job_type or found.label, **needs)
+        spawn.find_program(command[0], os.environ.get("PATH", os.defpath))  # before any wait
         ensure_negotiator()
         request = request.but(args=found.args, code=found.code or None, command=True)
         return _repeat(command, request, retry_oom, quiet)
     except GrnError as error:
         say_error(error)
         return OWN_TROUBLE
+    except FileNotFoundError as error:
+        failure = spawn.not_started(command, error)
+        _say(f"grn: {harmless(failure.trouble)}")
+        return failure.status
 
 
 def _say(text: str) -> None:
@@ -74,7 +79,8 @@ def _repeat(command: tuple[str, ...], request: LeaseRequest, retry_oom: int, qui
         said = f"grn: the command {harmless(settled.because or 'ran out of memory')}"
         following = _following(had, settled, retry_oom)
         if following is None:
-            _say(said)
+            is_futile = retry_oom and settled.was_alone and settled.outcome == "oom"
+            _say(said + ("; no larger GPU is managed here" if is_futile else ""))
             return status
         room = "as it is" if settled.is_victim and following.more == had.more else "with more room"
         _say(f"{said}; it runs again {room}")
@@ -85,7 +91,7 @@ def _following(had: Had, settled: Settled, most: int) -> Had | None:
     """Count the run after one that ran out of memory, None when there is none."""
     if settled.outcome == "out-of-ram":
         return None if settled.was_alone else again_on_host(had, settled.is_victim, most)
-    return again(had, settled.is_victim, most, settled.has_larger)
+    return again(had, settled.is_victim, most, settled.has_larger, settled.was_alone)
 
 
 def _run_once(command: tuple[str, ...], lease: ClientLease) -> int:
