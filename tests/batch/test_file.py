@@ -97,8 +97,8 @@ def test_a_bracket_of_the_shell_is_left_alone(line):
         (b"[gpus=-1] x", "out of range"),
         (b"[gpus=two] x", "gpus=two is not a whole number"),
         (b"[priority=5000] x", "out of range"),
-        (b"[memory=1GiB] x", "'memory' is no option"),
-        (b"[exclusive=maybe] x", "'exclusive' is no option"),
+        (b"[memory=1GiB] x", "there is no option 'memory'"),
+        (b"[exclusive=maybe] x", "'exclusive' takes no value but true and false"),
         (b"[gpus=1 gpus=2] x", "twice"),
         (b"[name='open] x", "cannot be read"),
         (b"[name=\xff] x", "cannot be read"),
@@ -114,3 +114,9 @@ def test_a_mistake_is_told_with_its_line(line, said):
 
 def test_like_lines_are_told_apart():
     assert [job.repeat for job in read(b"a\nb\na\n[mem=1GiB] a")] == [0, 0, 1, 2]
+
+
+def test_a_mistyped_option_is_told_with_the_one_that_was_meant():
+    with pytest.raises(UsageError) as caught:
+        read(b"[gpsu=2] x")
+    assert caught.value.hint == "Did you mean gpus?"

@@ -66,6 +66,7 @@ def test_no_command_at_all_teaches_too(grn: Shell) -> None:
     ("words", "said", "where"),
     [
         (("subimt",), "no such command 'subimt'. Did you mean submit?", "grn"),
+        (("kill", "3"), "no such command 'kill'. Did you mean cancel?", "grn"),
         (("exec",), "there is no command: write it after `--`.", "grn exec"),
         (("ls", "-n", "0"), "-n/--rows is 0 and must be 1 or more.", "grn ls"),
         (("submit", "--foo", "--", "x"), "no such option --foo.", "grn submit"),

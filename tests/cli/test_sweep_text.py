@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grn.cli.output.sweep_text import numbers_alike
+from grn.cli.output.sweep_text import column, numbers_alike
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,19 @@ def test_the_numbers_of_a_column_are_spelled_alike(
     values: list[float | None], shown: list[str]
 ) -> None:
     assert numbers_alike(values) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (["8.12715e-05", "0.000163984", None], ["8.127e-05", "1.640e-04", "-"]),  # of log:1e-5..1
+        (["1e-3", "0.1"], ["1e-3", "0.1"]),
+        (["0001", "2"], ["0001", "2"]),
+        (["adam", "1.23456"], ["adam", "1.23456"]),
+        ([0.5, 0.25], ["0.5", "0.25"]),
+    ],
+)
+def test_only_sampled_values_of_parameters_are_rounded(
+    values: list[object], shown: list[str]
+) -> None:
+    assert column(values) == shown

@@ -126,7 +126,7 @@ def test_a_mistake_in_the_file_is_told_before_anything_runs(story, batch) -> Non
     ended = batch("echo x >> ran\n[gpu=1] y").wait()
 
     assert ended.code == 2
-    assert ended.err.startswith("error: line 2: 'gpu' is no option")
+    assert ended.err.startswith("error: line 2: there is no option 'gpu'")
     assert not (story.folder / "ran").exists()
 
 

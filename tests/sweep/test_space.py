@@ -156,6 +156,7 @@ def test_what_makes_no_sense_is_refused_in_one_line() -> None:
     refused("given twice", "seed 1", seeds=("0",))
     refused("--n-samples", "a log:1e-3..1")
     refused("no range", "a normal:0..1")
+    refused("does not say how to sample", "a 1e-5..1e-2")
     refused("does not go up", "a uniform:2..1")
     refused("begin above 0", "a log:0..1")
     refused("not whole", "a int:0.5..3")

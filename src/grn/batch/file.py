@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from grn.errors import UsageError
 from grn.group.task import Needs, read_needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
+from grn.option_file import nearest
 
 OPTIONS = (
     "gpus", "mem", "cpus", "ram", "exclusive", "priority", "type", "at", "on", "not", "idle_limit",
@@ -121,11 +122,12 @@ def _value(name: str, value: str | None, line: int) -> object:
     """Read the value of one option."""
     if name == "exclusive" and value in (None, "true", "false"):
         return value != "false"
-    if name not in OPTIONS or name == "exclusive":
-        raise UsageError(
-            f"line {line}: '{name}' is no option, or takes no such value.",
-            f"There are {', '.join(OPTIONS)}, as in [mem=6GiB gpus=2].",
-        )
+    if name == "exclusive":
+        raise UsageError(f"line {line}: '{name}' takes no value but true and false.")
+    if name not in OPTIONS:
+        near = nearest(name, OPTIONS)
+        hint = f"Did you mean {near}?" if near else f"There are {', '.join(OPTIONS)}."
+        raise UsageError(f"line {line}: there is no option '{name}'.", hint)
     if not value:
         raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")
     if name == "not":

@@ -16,7 +16,7 @@ import click
 
 from grn import __version__
 from grn.cli import complete, guard, quick
-from grn.cli.catalog import COMMANDS, EPILOG, EXAMPLES, SECTIONS
+from grn.cli.catalog import COMMANDS, EPILOG, EXAMPLES, SECTIONS, SYNONYMS
 from grn.cli.help import GrnGroup, SectionOption, command, flag
 from grn.cli.options import COLOUR, COLOURS, Opt, click_options
 from grn.cli.output import terminal
@@ -55,10 +55,11 @@ class LazyGroup(GrnGroup):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], COMMANDS, cutoff=0.65)
-            if not near:
+            near = " or ".join(difflib.get_close_matches(args[0], COMMANDS, cutoff=0.65))
+            meant = SYNONYMS.get(args[0], near)
+            if not meant:
                 raise
-            text = f"{error.message} Did you mean {' or '.join(near)}?"
+            text = f"{error.message} Did you mean {meant}?"
             raise click.UsageError(text, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

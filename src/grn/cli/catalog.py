@@ -10,6 +10,13 @@ machine. `grn exec` returns the status of its command (128 + signal), 125 for an
 126/127 for a command that cannot be run or found. `grn run` and `grn wait` return the status of
 the first command or job that failed; `grn wait` 124 for a timeout, 125 for a job without one."""
 
+# What other tools call these commands.
+SYNONYMS = {
+    "status": "ls or gpus", "info": "show", "stats": "top", "kill": "cancel",
+    "rm": "cancel or clean", "pause": "drain or hold", "resume": "drain or release",
+    "tail": "logs", "add": "submit", "sbatch": "submit", "squeue": "ls", "scancel": "cancel",
+    "nvidia-smi": "gpus",
+}  # fmt: skip
 COMMANDS = {
     "start": ("grn.cli.commands.daemon:start", "Start the negotiator (in the foreground)."),
     "stop": ("grn.cli.commands.daemon:stop", "Stop the negotiator; running jobs go on."),

@@ -24,7 +24,10 @@ def main() -> None:
             status = 130
         if status is not None:
             os._exit(status)  # this process has opened and printed nothing
-    run_here()
+    try:
+        run_here()
+    except KeyboardInterrupt:  # while modules are imported; commands answer it themselves
+        sys.exit(130)
 
 
 def run_here() -> None:

@@ -26,6 +26,7 @@ MAX_LEFT_OUT = 300_000  # points in a row for which no condition holds
 DIGITS = 6  # of a drawn number: more would be noise in names and tables
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*", re.ASCII)
+_ENDS = re.compile(r"[-+]?[\d.]*\d(e[-+]?\d+)?\.\.[-+]?[\d.]*\d(e[-+]?\d+)?", re.I | re.A)
 _RANGE = re.compile(r"([A-Za-z_]+):(\S+?)\.\.(\S+)")
 
 
@@ -138,6 +139,11 @@ def from_words(name: str, words: Sequence[str]) -> Parameter:
         )
     if len(words) == 1 and looks_like_range(words[0]):
         return drawn(name, words[0], is_text=True)
+    if len(words) == 1 and _ENDS.fullmatch(words[0]):
+        raise UsageError(
+            f"the range '{words[0]}' of parameter '{name}' does not say how to sample.",
+            f"Write uniform:{words[0]}, log:{words[0]} or int:{words[0]}.",
+        )
     return listed(name, words)
 
 

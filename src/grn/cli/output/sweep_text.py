@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,8 +118,7 @@ def _table(
         values = [row[name] for row in shown]
         if all(value is None or is_number(number_or_text(value)) for value in values):
             numbers.append(len(drawn))
-        is_measured = all(value is None or is_number(value) for value in values)
-        drawn.append(numbers_alike(values) if is_measured else [*map(_cell, values)])
+        drawn.append(column(values))
     numbers += [len(drawn), len(drawn) + 1]
     drawn += [
         [show_time(row["duration_s"]) for row in shown],
@@ -128,6 +128,26 @@ def _table(
     lines = [*zip(*drawn, strict=True)]
     text = table(headers, lines, columns, numbers=numbers)
     return ([paint(harmless(ranking.text), "strong")] if ranking else []) + text.split("\n")
+
+
+def column(values: Sequence[Any]) -> list[str]:
+    """Spell measured and sampled numbers alike, and values that somebody wrote as they are."""
+    if all(value is None or is_number(value) for value in values):
+        return numbers_alike(values)
+    if _are_drawn(values):
+        return numbers_alike([None if value is None else float(value) for value in values])
+    return [*map(_cell, values)]
+
+
+def _are_drawn(values: Sequence[Any]) -> bool:
+    """True for numbers sampled from a range; others are shown as they were written."""
+    numbers = [number_or_text(value) for value in values if value is not None]
+    return all(map(is_number, numbers)) and any(_digits(value) > SHORT - 2 for value in values)
+
+
+def _digits(value: Any) -> int:
+    mantissa = str(value).lower().partition("e")[0]
+    return len(re.sub(r"[^0-9]", "", mantissa).lstrip("0")) if isinstance(value, str) else 0
 
 
 def _bar(ranking: Ranking | None, row: dict[str, Any]) -> str:
@@ -158,7 +178,8 @@ def numbers_alike(values: Sequence[float | None]) -> list[str]:
 
 
 def _unfinished(found: Table) -> list[str]:
-    bad = [row for row in found if row["state"] != RunState.FINISHED.value]
+    shown = (RunState.FINISHED.value, RunState.INTERRUPTED.value)  # the summary counts these
+    bad = [row for row in found if row["state"] not in shown]
     lines = [
         f"{paint(row['state'], state_style(row['state']))}  {harmless(row['run'])}"
         + (f": {harmless(row['trouble'])}" if row["trouble"] else "")

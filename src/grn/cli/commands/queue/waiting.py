@@ -70,6 +70,8 @@ def wait(jobs: tuple[str, ...], everything: bool, quiet: bool) -> int:
                 continue
             ended = read(JobEnd, row)
             now = now.plus(finished=ended.reason == "ok", failed=ended.reason != "ok")
+            names = tuple(name for name in now.names if name.partition(" ")[0] != str(ended.id))
+            now = replace(now, running=len(names), names=names)
             if ended.reason != "ok":
                 failed.append(ended)
                 text = f" ({harmless(ended.text)})" if ended.text else ""
