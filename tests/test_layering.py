@@ -35,7 +35,7 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (
-    "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
+    "__future__ ast bisect collections collections.abc copy dataclasses difflib enum functools hashlib "
     "heapq html itertools json math operator posixpath re shlex statistics struct textwrap types "
     "typing unicodedata fnmatch"
 )

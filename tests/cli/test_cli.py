@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,13 @@ def test_each_command_is_in_one_section_of_the_help() -> None:
 
 def test_no_command_at_all_teaches_too(grn: Shell) -> None:
     assert grn() == grn("--help")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "grn", "--version"], capture_output=True, text=True
+    )
+    assert said.stdout == f"grn, version {package.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,11 @@ def test_why_of_a_running_job_is_told_below_one_heading() -> None:
     assert len(text.splitlines()[0].split("job ")) == 2
     wrapped = plain(job_text.explained(a_job_row(), NOW, "word " * 20, 40)).splitlines()
     assert all(len(line) <= 40 and line.startswith("  word") for line in wrapped[1:])
+
+
+def test_a_worker_of_an_executor_is_shown_as_the_function_it_calls() -> None:
+    argv = ["/usr/bin/python", "-P", "-m", "grn.client.remote_call", "grn-calls-0-1f2e", "1"]
+    row = a_job_row(argv=argv, label="__main__::train", name="search.py")
+
+    assert "search.py: train()" in plain(job_text.jobs([row], NOW))
+    assert "grn-calls" not in plain(job_text.job(row, NOW))

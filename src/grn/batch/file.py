@@ -5,6 +5,7 @@ A line keeps its bytes; only the leading `[...]` is parsed.
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from grn.errors import UsageError
 from grn.group.task import Needs, read_needs
 from grn.model import MAX_GPUS, MAX_PRIORITY
-from grn.option_file import nearest
 
 OPTIONS = (
     "gpus", "mem", "cpus", "ram", "exclusive", "priority", "type", "at", "on", "not", "idle_limit",
@@ -125,8 +125,8 @@ def _value(name: str, value: str | None, line: int) -> object:
     if name == "exclusive":
         raise UsageError(f"line {line}: '{name}' takes no value but true and false.")
     if name not in OPTIONS:
-        near = nearest(name, OPTIONS)
-        hint = f"Did you mean {near}?" if near else f"There are {', '.join(OPTIONS)}."
+        near = difflib.get_close_matches(name, OPTIONS, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(OPTIONS)}."
         raise UsageError(f"line {line}: there is no option '{name}'.", hint)
     if not value:
         raise UsageError(f"line {line}: '{name}' needs a value, as in [mem=6GiB gpus=2].")

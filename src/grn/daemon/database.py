@@ -7,6 +7,7 @@ keeps it from starting. Schemas and rows belong to the daemons.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -160,6 +161,13 @@ def checksum(*values: Any) -> int:
 def joined(values: Iterable[Any]) -> str:
     """Return columns as the text of which a checksum is made."""
     return SEPARATOR.join(map(str, values))
+
+
+def way_out(error: Exception) -> str:
+    """Say what to do about a folder that cannot be used."""
+    is_full = "full" in str(error) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+    first = "Free some disk space" if is_full else "Make it writable"
+    return f"{first}, or name another in GRN_STATE_DIR."
 
 
 def text_checksum(text: str) -> int:

@@ -15,6 +15,7 @@ from grn.model.units import show_expected, show_limit, show_size, show_time
 from grn.protocol.negotiator_rows import LeaseRow, WaitingRow
 from grn.protocol.queue_rows import AttemptRow, JobRow
 
+_WORKER = "grn.client.remote_call"  # runs calls of an executor
 _STARTS = "; starts "  # before the expected start, in a reason
 
 
@@ -211,7 +212,7 @@ def job(row: JobRow, now: float, width: int = 0, *, has_names: bool = False) -> 
     after = ", ".join(f"{one}{'' if must else ':any'}" for one, must in row.after)
     lines = [
         ("state", _painted_state(row) + (f": {why}" if why else "")),
-        ("command", spelled_command(filled_command(row))),
+        ("command", spelled(row)),
         ("folder", harmless(row.cwd)),
         ("type", harmless(row.label)),
         ("asks for", _asked(row)),
@@ -343,7 +344,7 @@ def shown_where(row: JobRow) -> str:
 
 def shown_command(row: JobRow) -> str:
     """Spell the command of a job, after its name if it has one; with the number in its array."""
-    return named_command(shown_name(row), filled_command(row))
+    return _named(shown_name(row), spelled(row))
 
 
 def _base_name(row: JobRow) -> str:
@@ -364,8 +365,21 @@ def filled_command(row: JobRow) -> Sequence[str]:
 
 def named_command(name: str, argv: Sequence[str]) -> str:
     """Spell a command, after the name of its job if it has one."""
-    text = spelled_command(argv)
-    return f"{harmless(name)}: {text}" if name else text
+    return _named(name, spelled_command(argv))
+
+
+def _named(name: str, command: str) -> str:
+    return f"{harmless(name)}: {command}" if name else command
+
+
+def spelled(row: JobRow) -> str:
+    """Spell what a job runs as one would type it: a command, or the function it calls."""
+    return called_function(row) or spelled_command(filled_command(row))
+
+
+def called_function(row: JobRow) -> str:
+    """Return the function that a worker of an executor calls; empty for a command."""
+    return f"{harmless(row.label).rpartition('::')[2]}()" if _WORKER in row.argv[:4] else ""
 
 
 def spelled_command(argv: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from grn.cli.output.job_text import shown_command
+from grn.cli.output.job_text import called_function, shown_command
 from grn.model.text import harmless
 from grn.model.units import short_size
 from grn.protocol.negotiator_rows import EndRow, GpuRow, LeaseRow, WaitingRow
@@ -260,15 +260,15 @@ def _of_end(end: EndRow) -> Row:
 
 
 def _what(job: JobRow) -> str:
-    if (called := _called(job)) is not None:
-        return called
+    if called_function(job):
+        return shown_command(job)
     return _spelled(_own_name(job), job.label, job.array_index, job.argv)
 
 
 def _name(job: JobRow) -> str:
     """Return what the owner calls a job: its name, parameters, function or place in an array."""
-    if (called := _called(job)) is not None:
-        return called
+    if called_function(job):
+        return shown_command(job)
     name = harmless(_own_name(job))
     return f"{name or harmless(job.label)}[{job.array_index}]" if job.array_index else name
 
@@ -278,19 +278,10 @@ def _own_name(job: JobRow) -> str:
     return job.name.removeprefix(f"{job.group}/") if job.group else job.name
 
 
-def _called(job: JobRow) -> str | None:
-    """Return the function that a worker calls; None for a command."""
-    if _WORKER not in job.argv:
-        return None
-    function = f"{harmless(job.label).rpartition('::')[2]}()"
-    return f"{harmless(job.name)}: {function}" if job.name else function
-
-
 @lru_cache(maxsize=8192)
 def _spelled(name: str, label: str, array_index: str, argv: tuple[str, ...]) -> str:
     return shown_command(JobRow(0, "", argv, name, label=label, array_index=array_index))
 
 
-_WORKER = "grn.client.remote_call"
 _BUSY = ("starting", "running", "stopping")
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

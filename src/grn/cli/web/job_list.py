@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from grn.cli.output.job_text import filled_command, shown_name, spelled_command
+from grn.cli.output.job_text import shown_name, spelled, spelled_command
 from grn.cli.top import rows as top_rows
 from grn.cli.top.board import folded
 from grn.cli.top.rows import Row
@@ -95,7 +95,7 @@ def job_name(job: JobRow) -> str:
     """Return what people call a job: the run of a sweep, its name, or its command."""
     name = shown_name(job).removeprefix(f"{job.group}/" if job.group else "")
     is_own = name and name != job.group  # lines of a batch are named after the batch only
-    return name if is_own else spelled_command(filled_command(job))
+    return name if is_own else spelled(job)
 
 
 def _by_gpu(row: Row) -> tuple[bool, tuple[int, ...], float]:
@@ -123,7 +123,7 @@ def _of(row: Row, jobs: Mapping[int, JobRow]) -> ListedJob:
     job = jobs.get(row.job) if row.job is not None else None
     state = job.state if job is not None and job.is_waiting else row.state
     name = job_name(job) if job is not None else row.what
-    command = spelled_command(filled_command(job)) if job is not None else ""
+    command = spelled(job) if job is not None else ""
     one = ListedJob(
         id=row.id,
         name=name,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from grn.cli.output.job_text import filled_command, spelled_command
+from grn.cli.output.job_text import spelled
 from grn.cli.report import sweep_chart, sweep_page
 from grn.cli.report.usage import IdleUse, Period, Span
 from grn.cli.web import job_list
@@ -247,7 +247,7 @@ def _jobs(asked: Row) -> tuple[list[JobRow], int]:
 
 
 def _ended(row: JobRow) -> Row:
-    name, command = job_list.job_name(row), spelled_command(filled_command(row))
+    name, command = job_list.job_name(row), spelled(row)
     return {
         "id": row.id,
         "name": name,
@@ -368,7 +368,7 @@ def _job_span(row: JobRow, began_at: float, user: str) -> Span:
         lease=row.lease,
         job=row.id,
         where=row.where,
-        command=cut(spelled_command(filled_command(row)), MAX_COMMAND, "…"),
+        command=cut(spelled(row), MAX_COMMAND, "…"),
         text=row.text or "",
     )
 

@@ -89,11 +89,11 @@ class Store:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             self._db, _ = database.open_or_set_aside(self.path, _open)
         except (OSError, sqlite3.Error) as error:
-            is_locked = "locked" in str(error)
-            hint = "Make it writable" if not is_locked else "End the negotiator that uses it"
+            hint = database.way_out(error)
+            if "locked" in str(error):
+                hint = "End the negotiator that uses it, or name another in GRN_STATE_DIR."
             raise MachineError(
-                f"the state folder {folder} cannot be used: {error}.",
-                f"{hint}, or name another in GRN_STATE_DIR.",
+                f"the state folder {folder} cannot be used: {error}.", hint
             ) from error
         self._in_place = database.InPlace(self.path)
 

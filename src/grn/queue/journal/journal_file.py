@@ -131,7 +131,7 @@ class Disk:
                 ) from error
             raise MachineError(
                 f"the queue's folder {folder} cannot be used: {error}.",
-                "Make it writable, or name another in GRN_STATE_DIR.",
+                database.way_out(error),
             ) from error
         self._in_place = database.InPlace(self.path)
         self._is_displaced = False
