@@ -35,9 +35,9 @@ PURE_FILES = {  # a name without a dot also stands for a subpackage
     "compat": "__init__ tasks.__init__ tasks.config",
 }
 PURE_STDLIB = (
-    "__future__ ast bisect collections collections.abc copy dataclasses difflib enum functools hashlib "
+    "__future__ ast bisect collections collections.abc copy dataclasses enum functools hashlib "
     "heapq html itertools json math operator posixpath re shlex statistics struct textwrap types "
-    "typing unicodedata fnmatch"
+    "typing unicodedata fnmatch difflib"
 )
 PURE_EXCEPT = {
     "grn.model.windows": {"datetime"},  # arithmetic on given times: the present is an argument
