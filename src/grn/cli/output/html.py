@@ -49,7 +49,7 @@ section { padding: 20px 22px; margin-top: 20px; overflow-x: auto; }
 .tile { color: var(--soft); font-size: 12px; }
 .tile b, .tile small { display: block; overflow-wrap: anywhere; }
 .tile b { color: var(--ink); font-size: 24px; font-variant-numeric: tabular-nums; }
-.tile:first-child b { color: var(--accent); }
+.tile.best b { color: var(--accent); }
 .tile.bad b { color: var(--bad); }
 svg { display: block; width: 100%; height: auto; }
 svg.wide { min-width: 960px; }
@@ -83,6 +83,7 @@ class Tile:
     name: str
     extra: str = ""
     is_bad: bool = False
+    is_best: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,8 @@ def note(said: str) -> str:
 def tiles(found: Sequence[Tile]) -> str:
     """Return numbers side by side."""
     made = (
-        f'<div class="tile{" bad" * one.is_bad}"><b>{text(one.value)}</b>{text(one.name)}'
+        f'<div class="tile{" bad" * one.is_bad}{" best" * one.is_best}">'
+        f"<b>{text(one.value)}</b>{text(one.name)}"
         f"{f'<small>{text(one.extra)}</small>' if one.extra else ''}</div>"
         for one in found
     )

@@ -144,9 +144,8 @@ def _idle(found: Sequence[tuple[str, float]]) -> str:
 def _failures(spans: Sequence[Span]) -> str:
     rows = [
         (
-            span.label,
+            span.label if span.command in ("", span.label) else f"{span.label}: {span.command}",
             str(span.job or span.lease or ""),
-            "" if span.command == span.label else span.command,
             f"{span.outcome}: {span.text}" if span.text else span.outcome,
             span.user,
             _day(span.began_at),
@@ -155,8 +154,8 @@ def _failures(spans: Sequence[Span]) -> str:
         )
         for span in list(reversed(spans))[:MAX_FAILURES]
     ]
-    names = ("Job", "Id", "Command", "Reason", "User", "Began", "After", "Peak")
-    return html.table(names, rows, numbers_from=6) + _cut(len(rows), len(spans))
+    names = ("Job", "Id", "Reason", "User", "Began", "After", "Peak")
+    return html.table(names, rows, numbers_from=5) + _cut(len(rows), len(spans))
 
 
 def _from_first_job(spans: Sequence[Span], period: Period) -> Period:

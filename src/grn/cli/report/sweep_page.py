@@ -164,7 +164,7 @@ def _figures(picture: ChartData) -> str:
     value, run = number_text(best[picture.metric]), spelled(best["run"])
     left = counts["interrupted"] + counts["requeued"] + counts["running"]
     return html.tiles([
-        Tile(value, f"best {picture.metric}", run),
+        Tile(value, f"best {picture.metric}", run, is_best=True),
         Tile(str(counts["finished"]), "finished"),
         Tile(str(counts["failed"]), "failed", is_bad=bool(counts["failed"])),
         *([Tile(str(left), "not finished")] if left else []),

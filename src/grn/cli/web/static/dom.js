@@ -118,14 +118,14 @@ export function tip(node, text) {
 }
 
 export const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
-const given = new Map(); // the same text has the same colour on all views, and the first few differ
+const given = new Map(); // the same text has the same colour on all views; the least used one is next
 export function colour(text) {
   if (!given.has(text)) {
     let sum = 0;
     for (const char of String(text)) sum = (sum * 31 + char.codePointAt(0)) >>> 0;
-    const taken = new Set(given.values());
+    const uses = (one) => [...given.values()].filter((other) => other === one).length;
     const from = COLOURS.map((_, at) => COLOURS[(sum + at) % COLOURS.length]);
-    given.set(text, from.find((one) => !taken.has(one)) || from[0]);
+    given.set(text, from.reduce((best, one) => (uses(one) < uses(best) ? one : best)));
   }
   return given.get(text);
 }

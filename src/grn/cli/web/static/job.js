@@ -75,7 +75,8 @@ export function jobView(root, id) {
         { name: "Started", kind: "when", of: (row) => ago(row.began_at) }, { name: "Took", kind: "num", of: (row) => (row.ran_s === null ? "" : span(row.ran_s)) },
         { name: "Peak / reserved", kind: "num", of: (row) => `${row.peak_bytes === null ? "–" : size(row.peak_bytes)} / ${size(row.reserved_bytes)}` }, { name: "Outcome", of: (row) => pill(row.reason || "running") },
       ], job.attempts, { empty: "Not started yet." }),
-      el("h2", {}, "Environment"), el("p", { class: "soft" }, "Names only; the values stay in the queue's own files. ", el("code", {}, job.environment.map(plain).join(" ") || "none")));
+      el("h2", {}, "Environment"),
+      el("details", {}, el("summary", {}, `${job.environment.length} variable${job.environment.length === 1 ? "" : "s"}`), el("p", { class: "soft" }, "Names only; the values stay in the queue's own files. ", el("code", {}, job.environment.map(plain).join(" ") || "none"))));
   }
 
   const log = logPane(id, load);

@@ -222,5 +222,5 @@ function memory(row) {
   if (row.reserved_bytes === null) return row.mem_bytes ? el("span", { class: "soft" }, `${size(row.mem_bytes)} asked`) : "";
   const share = row.used_bytes === null ? 0 : Math.min(100, (100 * row.used_bytes) / (row.reserved_bytes || 1));
   return el("div", { class: "memory", title: `${size(row.used_bytes)} used of ${size(row.reserved_bytes)} reserved` },
-    el("span", { class: "meter" }, style(el("i"), { width: `${share}%` })), el("small", {}, `${size(row.used_bytes)} / ${size(row.reserved_bytes)}`));
+    el("span", { class: row.used_bytes > row.reserved_bytes ? "meter over" : "meter" }, style(el("i"), { width: `${share}%` })), el("small", {}, `${size(row.used_bytes)} / ${size(row.reserved_bytes)}`));
 }

@@ -45,9 +45,10 @@ function sharing(row) {
 // What the next run is believed to need of the machine beside its GPUs.
 function onHost(row) {
   const parts = [];
-  if (row.ram_bytes != null) parts.push(`${size(row.ram_bytes)} of host memory`);
-  if (row.cpus != null) parts.push(`usually ${+row.cpus.toFixed(2)} cores, ${+(row.peak_cpus ?? row.cpus).toFixed(2)} at most`);
-  return parts.length ? el("p", { class: "small", title: prose(row.ram_because || "") }, `On the host: ${parts.join("; ")}.`) : "";
+  const most = row.peak_cpus ?? row.cpus;
+  if (row.ram_bytes != null) parts.push(`${size(row.ram_bytes)} of memory`);
+  if (row.cpus != null) parts.push(most < 0.1 ? "under 0.1 cores" : `usually ${+row.cpus.toFixed(1)} cores, ${+most.toFixed(1)} at most`);
+  return parts.length ? el("p", { class: "small", title: plain(row.ram_because || "") }, `On the host: ${parts.join("; ")}.`) : "";
 }
 
 function card(row, load) {
@@ -59,7 +60,7 @@ function card(row, load) {
   const runs = `${row.runs} run${row.runs === 1 ? "" : "s"}${row.usual_duration_s === null ? "" : row.usual_duration_s < 0.1 ? ", under 0.1 s each" : `, usually ${span(row.usual_duration_s)}`}`;
   return el("section", { class: "card", "aria-label": plain(row.label) },
     el("div", { class: "top" }, el("b", {}, plain(row.label)), el("small", {}, plain(row.model))),
-    el("p", {}, row.estimate_bytes === null ? "The need of the next run is not known yet. " : el("b", {}, `The next run needs ${size(row.estimate_bytes)}. `), el("span", { class: "soft" }, prose(row.because))),
+    el("p", {}, row.estimate_bytes === null ? "The need of the next run is not known yet. " : el("b", {}, `The next run needs ${size(row.estimate_bytes)}. `), el("span", { class: "soft" }, prose(row.because), ".")),
     onHost(row),
     peaksChart(row.history, row.estimate_bytes), legend(row.history), sharing(row),
     el("div", { class: "top" }, el("small", {}, runs), forgetButton(row, load)), details);
