@@ -152,6 +152,18 @@ def test_running_out_of_memory_is_counted_and_kept_over_a_restart() -> None:
     assert again.view.memory.margin.chance == saved.value
 
 
+@pytest.mark.parametrize(("peak_bytes", "is_bolder"), [(16 << 20, False), (4 * GiB, True)])
+def test_runs_that_use_next_to_nothing_make_estimates_no_bolder(
+    peak_bytes: int, is_bolder: bool
+) -> None:
+    story = Story(some_gpus(1), profiles=(a_profile(peak_bytes, peak_bytes),))
+    for number in range(30):
+        story.asks(f"{number}")
+        story.ends(f"{number}", peak_bytes=peak_bytes)
+
+    assert (story.engine.view.memory.margin.chance > FIRST_MARGIN.chance) is is_bolder
+
+
 @pytest.mark.parametrize(
     "wish",
     [{"mem_bytes": 5 * GiB}, {"attempt": 1}, {"is_exclusive": True}, {"job_type": "unknown.py"}],

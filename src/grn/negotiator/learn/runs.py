@@ -268,7 +268,8 @@ class Runs:
                 peak_cpus=host.peak_cpus, ram_bytes=_host_bytes(lease, run, host, event),
             )  # fmt: skip
             self._holdings.set_caps(model)
-            self._memory.add(request, model, run)
+            size = self._holdings.sizes().get(model)
+            self._memory.add(request, model, run, 0 if size is None else size.capacity_bytes)
             self._holdings.host_profiles.add(request.job_type, run)
             yield SaveRun(request.job_type, model, request.label, request.user, run)
             chance = self._memory.number_to_save()

@@ -79,7 +79,8 @@ class Margin:
         after = "one run" if runs == 1 else f"{runs} equal runs"
         return [
             f"headroom after {after} is {alike:.0%}: peaks of one type usually differ by "
-            f"{self.spread:.0%}, and {self.chance:.1%} of runs may need more than their estimate"
+            f"{self.spread:.0%}, and an estimate holds for {1 - self.chance:.1%} of runs; "
+            "others mostly find free memory beyond it"
         ]
 
 

@@ -32,6 +32,7 @@ from grn.negotiator.learn.memory.quota import TypeQuota
 from grn.negotiator.schedule.placement import Need, Size
 
 CHANCE = "miss_chance"  # its name in the state file
+_TELLING_SHARE = 0.01  # of a GPU's memory: a process with a CUDA context uses about as much
 _ANY_CAPACITY = 1 << 60
 _OF_GUARD = 0.5  # of a GPU, that headroom may reach into
 _SURE = 0.95  # of a need by arguments, that runs have used
@@ -121,11 +122,16 @@ class TypeProfiles:
         """Remember a run of another machine; it says nothing of the estimates made here."""
         self._add(Profile(job_type, model, label, user), run)
 
-    def add(self, request: Request, model: str, run: Run) -> None:
-        """Remember one finished run."""
+    def add(self, request: Request, model: str, run: Run, total_bytes: int = 0) -> None:
+        """Remember one finished run on a GPU of this size.
+
+        One that used next to nothing does not show that estimates are wide enough.
+        """
         known = self._types.get((request.job_type, model))
         if known is not None and _was_estimated(request) and profiling.is_known(known.profile):
-            self._experience.ended(run.outcome is Outcome.OUT_OF_MEMORY)
+            is_short = run.outcome is Outcome.OUT_OF_MEMORY
+            if is_short or (run.peak_bytes and run.peak_bytes >= _TELLING_SHARE * total_bytes):
+                self._experience.ended(is_short)
         self._add(Profile(request.job_type, model, request.label, request.user), run)
 
     def _add(self, empty: Profile, run: Run) -> None:
