@@ -149,3 +149,10 @@ def test_a_worker_of_an_executor_is_shown_as_the_function_it_calls() -> None:
 
     assert "search.py: train()" in plain(job_text.jobs([row], NOW))
     assert "grn-calls" not in plain(job_text.job(row, NOW))
+
+
+def test_a_job_that_never_ran_has_no_run_time_in_the_past() -> None:
+    row = a_job_row(state="ended", reason="cancelled", ended_at=NOW, attempt=0, ran_s=None)
+
+    _, line = plain(job_text.history([row], NOW)).splitlines()
+    assert "?" not in line

@@ -94,7 +94,7 @@ def test_ls_finds_few_among_many(queue: Queue) -> None:
 def test_an_empty_list_says_so(queue: Queue) -> None:
     ended = queue("ls", "--name", "nobody")
     assert (ended.code, ended.out) == (0, "")
-    assert ended.err.startswith("no jobs: 0 running, ")
+    assert ended.err.startswith("no job matches: 0 running, ")
     assert queue.fine("ls", "-q", "--name", "nobody") == ""
 
 

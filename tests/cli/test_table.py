@@ -55,6 +55,7 @@ def test_a_long_command_leaves_room_for_the_reason() -> None:
 
 def test_what_can_be_spared_is_left_out_of_a_narrow_terminal() -> None:
     assert a_job_table(32)[0].split() == ["ID", "COMMAND", "WHY"]
+    assert a_job_table(50)[0].split() == ["ID", "COMMAND", "WHY"], "20 columns of each are worth it"
 
 
 def test_an_elastic_column_without_text_gives_its_room_away() -> None:

@@ -46,6 +46,16 @@ def test_the_console_script_does_the_same(queue: Queue, script: Scripts) -> None
     assert (waited.code, waited.out, waited.err) == (0, "", "")
 
 
+def test_stopping_the_negotiator_tells_of_the_queue_that_starts_another(queue: Queue) -> None:
+    queue("submit", "--hold", "--", "true")
+    first = wait_for(who_answers, "a negotiator")
+
+    ended = queue("stop")
+
+    assert "your queue has 1 job and starts another one: run `grn queue stop`" in ended.err
+    wait_for(lambda: (who_answers() or first)["pid"] != first["pid"], "the other one")
+
+
 def test_many_who_need_it_at_once_get_one_queue(queue: Queue) -> None:
     starts = [queue.start("submit", "--hold", "--", "true") for _ in range(6)]
     ids = [int(start.ended_well().out) for start in starts]

@@ -87,6 +87,10 @@ def _names(ctx: click.Context) -> list[Offer]:
     return [(name, "") for name in sorted({row["name"] for row in _listed(ctx) if row["name"]})]
 
 
+def _groups(ctx: click.Context) -> list[Offer]:
+    return [(group, "") for group in sorted({row["group"] for row in _listed(ctx) if row["group"]})]
+
+
 def _tags(ctx: click.Context) -> list[Offer]:
     tags = {tag for row in _listed(ctx) for tag in row.get("tags") or ()}
     return [(tag, "") for tag in sorted(tags)]
@@ -123,6 +127,8 @@ _OFFERS: dict[tuple[str, str], Callable[[click.Context], Sequence[Offer]]] = {
     ("jobs", "[ID...]"): _jobs,
     ("jobs", "ID..."): _jobs,
     ("job", "ID"): _jobs,
+    ("job", "JOB"): _jobs,
+    ("group", "NAME"): _groups,
     ("after", "ID[:ok|:any]"): _jobs,
     ("name", "NAME"): _names,
     ("tag", "WORD"): _tags,

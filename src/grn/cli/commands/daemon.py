@@ -13,6 +13,7 @@ import click
 
 from grn.cli.help import command, flag
 from grn.cli.output.job_text import going_on
+from grn.client import queue
 from grn.client.daemons import (
     negotiator_argv,
     start_aside,
@@ -20,7 +21,7 @@ from grn.client.daemons import (
     who_answers,
 )
 from grn.client.negotiator import ask_once
-from grn.errors import DaemonError
+from grn.errors import DaemonError, GrnError
 from grn.model.text import counted
 from grn.proc import spawn, terminate
 
@@ -62,13 +63,25 @@ def stop() -> int:
     answer = ask_once({"op": "ping"})
     stopped = ask_once({"op": "stop"})
     deadline = time.monotonic() + STOP_S
-    while who_answers() is not None:
+    while (who_answers() or {}).get("pid") == answer["pid"]:
         if time.monotonic() > deadline:
             raise DaemonError(f"the negotiator (pid {answer['pid']}) does not end.")
         time.sleep(0.02)
     note = going_on(stopped["leases"])
     click.echo(f"negotiator stopped (pid {answer['pid']}){note}", err=True)
+    if jobs := _jobs_of_queue():
+        text = f"your queue has {counted(jobs, 'job')} and starts another one"
+        click.echo(f"{text}: run `grn queue stop` if you do not want that", err=True)
     return 0
+
+
+def _jobs_of_queue() -> int:
+    """Return how many jobs of this user's queue have not ended; 0 where none runs."""
+    try:
+        answer = queue.ask({"op": "list", "which": "alive", "most": 1}, may_start=False)
+    except GrnError:
+        return 0
+    return int(sum(answer["counts"].values()) - answer["counts"]["ended"])
 
 
 @command(context_settings={"ignore_unknown_options": False})

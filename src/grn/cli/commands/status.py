@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 @command()
-@click.argument("job")
+@click.argument("job", metavar="JOB")
 @json_flag
 def why(job: str, as_json: bool) -> int:
     """Explain why JOB waits, or where it runs.

@@ -15,6 +15,7 @@ from grn.model.text import columns_of, cut, harmless
 
 _GAP = "  "
 _MIN_COLUMNS = 12  # columns that an elastic column keeps, if it needs as many
+_WANTED_COLUMNS = 20  # columns of it that are worth more than a spare column
 _LABEL = 12  # columns before the text of a labelled line
 _NARROWEST = 40  # below that, lines are left to the terminal to break
 
@@ -115,8 +116,8 @@ def _hanging(head: str, text: str, indent: int, width: int) -> str:
 def _fit(sizes: dict[int, int], width: int, soft: Sequence[int], spare: Sequence[int]) -> None:
     """Leave columns out and make others smaller, until the line fits or nothing gives way."""
     for place in spare:
-        least = sum(min(size, _MIN_COLUMNS) if at in soft else size for at, size in sizes.items())
-        if least <= _room(sizes, width):
+        wanted = (min(size, _WANTED_COLUMNS) if at in soft else size for at, size in sizes.items())
+        if sum(wanted) <= _room(sizes, width):
             break
         sizes.pop(place, None)
     for _ in range(sum(sizes.values()) - _room(sizes, width)):

@@ -59,7 +59,8 @@ def ls(
     if is_cut and sum(answer["counts"].values()) > count:
         echo(f"{job_text.counts(answer['counts'])} ({count} shown: -n shows more)", err=True)
     elif not shown and not others:
-        echo(f"{text}: {job_text.counts(answer['counts'])}", err=True)
+        none = "no job matches" if states or any(filters.values()) else text
+        echo(f"{none}: {job_text.counts(answer['counts'])}", err=True)
     if answer.get("drained"):
         echo("the queue is paused: run `grn drain --off` to resume", err=True)
     if answer.get("trouble"):  # a queue of an older version does not say
