@@ -259,7 +259,7 @@ def test_wait_for_what_never_ran_is_125(queue: Queue) -> None:
     assert queue("wait", str(cancelled)).code == 125
     ended = queue("wait", str(skipped))
     assert ended.code == 125
-    assert ended.err.startswith(f"job {skipped}: skipped (job {cancelled}, which it comes after")
+    assert ended.err.startswith(f"job {skipped}: skipped (it depends on job {cancelled}, which")
 
 
 def test_wait_tells_a_command_that_cannot_be_run(queue: Queue) -> None:

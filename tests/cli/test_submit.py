@@ -178,7 +178,7 @@ def test_a_job_comes_after_another(queue: Queue, first: str, condition: str, rea
     job = queue.sh("true", "--after", f"{before}{condition}")
     assert queue.ended(job)["reason"] == reason
     if reason == "skipped":
-        assert queue.job(job)["text"] == f"job {before}, which it comes after, did not end well"
+        assert queue.job(job)["text"] == f"it depends on job {before}, which did not succeed"
 
 
 def test_a_failing_job_is_tried_again_as_often_as_asked(queue: Queue) -> None:

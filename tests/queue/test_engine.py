@@ -313,7 +313,7 @@ def test_a_job_is_skipped_when_the_one_before_did_not_end_well(exit: Exit) -> No
     line.runs(1)
     line.exits(1, exit, ALONE if exit is OUT_OF_MEMORY else Settlement())
     assert line.ends[2] is EndReason.SKIPPED
-    assert line.texts[2] == "job 1, which it comes after, did not end well"
+    assert line.texts[2] == "it depends on job 1, which did not succeed"
 
 
 @pytest.mark.parametrize("exit", [OK, FAILED])

@@ -310,4 +310,4 @@ def _needs(spec: JobSpec, before: int) -> bool:
 
 
 def _skipped(before: int) -> str:
-    return f"job {before}, which it comes after, did not end well"
+    return f"it depends on job {before}, which did not succeed"
