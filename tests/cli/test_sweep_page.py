@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grn.cli.report.sweep_chart import MAX_DRAWN, ChartData, axis, cell_text, draw
+from grn.cli.report.sweep_chart import MAX_DRAWN, ChartData, axis, column_texts, draw
 from grn.cli.report.sweep_page import STYLE, body, page
 from grn.cli.report.sweep_png import write_png
 from grn.sweep.manifest import About, RunManifest, RunState
@@ -149,8 +149,10 @@ def test_a_failed_run_leads_to_its_output_and_times_are_spelled() -> None:
     assert 'href="./runs/bad/log.txt">bad</a>' in page(picture)
     assert 'href="../my%20sweep/runs/bad/log.txt"' in page(picture, "../my sweep")
     assert 'href="#/history/bad"' in body(picture)
-    assert cell_text("duration_s", 186.4) == "3m06s"
-    assert cell_text("loss", None) == "–"
+    assert column_texts("duration_s", [186.4], 60) == ["3m06s"]
+    assert column_texts("loss", [0.715, 1.828, None], 60) == ["0.715", "1.828", "–"]
+    assert column_texts("lr", ["8.12715e-05", "0.001"], 60) == ["8.127e-05", "1.000e-03"]
+    assert column_texts("name", ["abcdef"], 4) == ["abc…"]
     assert "time (s)" not in page(picture)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from grn.cli.output.sweep_text import column
 from grn.model.units import show_time
 from grn.sweep.manifest import About, RunState
 from grn.sweep.results import Ranking, Table
@@ -167,13 +168,13 @@ def column_name(name: str) -> str:
     return {"duration_s": "time", "gpu": "GPU"}.get(name, name)
 
 
-def cell_text(name: str, value: Any) -> str:
-    """Return a value as the table of the best runs shows it."""
-    if value is None:
-        return "–"
+def column_texts(name: str, values: Sequence[Any], most: int) -> list[str]:
+    """Return the values of a column as the table of the best runs shows them, cut to `most`."""
     if name == "duration_s":
-        return show_time(value)
-    return number_text(value) if isinstance(value, float) else spelled(value)
+        shown = ["–" if value is None else show_time(value) for value in values]
+    else:
+        shown = ["–" if text == "-" else text for text in column(values)]
+    return [text if len(text) <= most else text[: most - 1] + "…" for text in shown]
 
 
 def _is_finite(value: object) -> TypeGuard[float]:

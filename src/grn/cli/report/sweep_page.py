@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 from urllib.parse import quote
 
 from grn.cli.output import html
 from grn.cli.output.html import Tile
 from grn.cli.output.html import text as _text
-from grn.cli.report.sweep_chart import Axis, ChartData, cell_text, column_name, number_text
+from grn.cli.report.sweep_chart import Axis, ChartData, column_name, column_texts, number_text
 from grn.sweep.manifest import LOG_FILE
 from grn.sweep.values import spelled
 
@@ -299,19 +298,17 @@ def _best_line(picture: ChartData, one: Axis) -> str:
 
 def _table(picture: ChartData) -> str:
     names = ("", *map(column_name, picture.columns))
-    rows, attributes = [], []
+    places = [*map(str, range(1, len(picture.best) + 1))]
+    columns = [
+        column_texts(name, [row[name] for row in picture.best], 60) for name in picture.columns
+    ]
+    rows, attributes = [*zip(places, *columns, strict=True)], []
     for place, row in enumerate(picture.best, 1):
         run = _text(spelled(row["run"]))
-        rows.append((str(place), *(_cell(name, row[name]) for name in picture.columns)))
         attributes.append(
             f' class="{"first" if place == 1 else ""}" data-run="{run}" title="{run}"'
         )
     return html.table(names, rows, numbers_from=1, attributes=attributes, is_sortable=True)
-
-
-def _cell(name: str, value: Any) -> str:
-    text = cell_text(name, value)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 # --- small things --------------------------------------------------------------------------

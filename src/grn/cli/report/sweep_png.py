@@ -6,7 +6,14 @@ import itertools
 import os
 from typing import Any
 
-from grn.cli.report.sweep_chart import LEVELS, Axis, ChartData, cell_text, column_name, number_text
+from grn.cli.report.sweep_chart import (
+    LEVELS,
+    Axis,
+    ChartData,
+    column_name,
+    column_texts,
+    number_text,
+)
 from grn.errors import MachineError, UsageError
 
 HOW_TO_DRAW = "matplotlib is not installed; pip install matplotlib"
@@ -134,7 +141,9 @@ def _table_inches(picture: ChartData) -> float:
 def _table(axes: Any, picture: ChartData) -> None:
     axes.axis("off")
     columns = picture.columns[:9]
-    rows = [[_cell(name, row[name]) for name in columns] for row in picture.best[:TABLE_ROWS]]
+    best = picture.best[:TABLE_ROWS]
+    made = [[*map(_cell, column_texts(name, [row[name] for row in best], 18))] for name in columns]
+    rows = [*zip(*made, strict=True)]
     heads = [_shown(column_name(one), 16) for one in columns]
     drawn = axes.table(cellText=rows, colLabels=heads, loc="upper center", cellLoc="left",
                        colLoc="left", edges="horizontal")  # fmt: skip
@@ -148,8 +157,8 @@ def _table(axes: Any, picture: ChartData) -> None:
         cell.set_text_props(color=colour, weight="bold" if row == 0 or is_best else "normal")
 
 
-def _cell(name: str, value: Any) -> str:
-    return _shown(cell_text(name, value), 18)
+def _cell(text: str) -> str:
+    return _shown(text, 18)
 
 
 def _colours(picture: ChartData) -> list[str]:
