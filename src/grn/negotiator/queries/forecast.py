@@ -276,6 +276,7 @@ class _RunningLease:
     def is_timed(self) -> bool:
         return min(self.run.left_s, self.limit_s) < math.inf or self.usual_s is not None
 
+    @property
     def passed(self) -> float:
         """Return the share of runs like it that have ended by now."""
         if self.usual_s is None or self.done_s <= 0:
