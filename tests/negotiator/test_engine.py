@@ -159,12 +159,32 @@ def test_a_type_of_few_runs_is_learned_from_at_once(known):
     assert SaveRun in ends_quietly(story, "a")
 
 
-def test_a_run_is_learned_from_at_once_while_others_wait():
+def test_who_waits_gets_the_room_before_a_known_type_is_learned_from():
     story = a_story_of_runs(5)
-    story.asks("big", **BIG)
+    for key in "ab":
+        story.asks(key, **BIG)
+    story.tell(Released(story.at + 1.0, "lease-a", Outcome.OK, 3 * GiB))
+    assert [kind for kind in kinds(story.actions) if kind in (Grant, SaveRun)] == [Grant]
+    story.tell(Resumed(story.at))
+    assert runs_in(story) == 6
+
+
+@pytest.mark.parametrize(("outcome", "peak"), [(Outcome.OK, 30 * GiB), (Outcome.FAILED, 3 * GiB)])
+def test_an_end_out_of_the_ordinary_is_learned_from_before_others_start(outcome, peak):
+    story = a_story_of_runs(5)
+    story.asks("a", mem_bytes=20 * GiB)
+    story.asks("b", **BIG)
+    story.tell(Released(story.at + 1.0, "lease-a", outcome, peak))
+    assert [kind for kind in kinds(story.actions) if kind in (Grant, SaveRun)] == [SaveRun, Grant]
+
+
+def test_who_waited_for_the_answer_to_an_end_asks_again_with_it_learned():
+    story = a_story_of_runs(5)
     story.asks("a")
-    assert story.asks("b", **BIG) == []
-    assert SaveRun in ends_quietly(story, "a")
+    story.tell(Released(story.at + 1.0, "lease-a", Outcome.OK, 3 * GiB))
+    assert runs_in(story) == 5
+    story.asks("b")
+    assert runs_in(story) == 6
 
 
 # --- room ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from grn.model.gpu import Gpu, Reading
 from grn.model.job import Outcome, Run
 from grn.model.units import GiB
 from grn.negotiator.actions import Defer, SaveRun
-from grn.negotiator.events import Released, Sampled, WaitReason
+from grn.negotiator.events import Released, Resumed, Sampled, WaitReason
 from grn.negotiator.learn.interference import slowdown
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.schedule.room.ledger import Rules
@@ -62,7 +62,7 @@ def test_jobs_that_end_while_a_sample_is_applied_are_learned_with_it() -> None:
 
     for key in keys:
         ended = Released(story.at + 61.0, f"lease-{key}", Outcome.OK)
-        actions = story.engine.handle(ended)
+        actions = story.engine.handle(ended) + story.engine.handle(Resumed(ended.at))
         (saved,) = [action for action in actions if isinstance(action, SaveRun)]
         assert saved.run.peak_bytes == 3 * GiB
         assert saved.run.load == pytest.approx((50 * 0.3 + 60 * 0.9) / 110)

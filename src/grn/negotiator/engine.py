@@ -130,7 +130,7 @@ class Engine:
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return the actions that follow."""
         actions: list[Action] = []
-        if self._unlearned and not _goes_before_learning(event):
+        if self._unlearned and not self._goes_before_learning(event):
             actions += self._learn()
         actions += self._handlers[type(event)](event)
         if self._scheduler.is_behind or self._runs.is_behind or self._after_sample:
@@ -286,9 +286,17 @@ class Engine:
         settled, run = self._runs.ended(lease, end)
         yield Settle(lease, end.at, settled, shown, is_lost)
         self._unlearned.append(replace(run, is_vain=shown is Outcome.NOT_STARTED))
-        is_urgent = end.is_awaited or len(self._waitlist) or not self._runs.is_well_known(run)
-        if is_urgent or shown is not Outcome.OK:
+        if shown is not Outcome.OK or not self._runs.is_ordinary(run):
             yield from self._learn()
+
+    def _goes_before_learning(self, event: Event) -> bool:
+        """True for an event that is handled before what ended runs teach, where that is little.
+
+        Whoever waited for the answer to an end asks for the next lease with that run learned.
+        """
+        if isinstance(event, Requested):
+            return not any(run.event.is_awaited for run in self._unlearned)
+        return isinstance(event, Released | Resumed)
 
     def _learn(self) -> Iterator[Action]:
         """Learn from runs that have ended."""
@@ -300,7 +308,9 @@ class Engine:
     def _resumed(self, event: Resumed) -> Iterator[Action]:
         has_news = bool(self._unlearned)
         if has_news:
+            last = self._unlearned[-1].lease.request
             yield from self._learn()
+            self._scheduler.granter.needs.renew(last)
             yield from self._drop_types()
         if self._runs.is_behind:
             yield from self._runs.go_on()
@@ -421,13 +431,6 @@ class Engine:
 
     def _is_in_use(self, job_type: str) -> bool:
         return self._holdings.has_type(job_type) or self._waitlist.has_type(job_type)
-
-
-def _goes_before_learning(event: Event) -> bool:
-    """True for events that are handled before what ended runs teach, where that is little."""
-    return type(event) in (Requested, Resumed) or (
-        isinstance(event, Released) and not event.is_awaited
-    )
 
 
 _NEVER = float("-inf")

@@ -223,10 +223,15 @@ class Runs:
             self._guilt.get(lease.id, ""),
         )  # fmt: skip
 
-    def is_well_known(self, run: EndedRun) -> bool:
-        """True when one more run of a type changes little."""
-        profile = self._memory.profile(run.lease.request.job_type, run.model)
-        return profile is not None and len(profile.runs) >= ENOUGH_RUNS
+    def is_ordinary(self, run: EndedRun) -> bool:
+        """True when a run changes little: one more of a known type, within its reservation."""
+        lease, resident_bytes = run.lease, run.event.resident_bytes or 0
+        profile = self._memory.profile(lease.request.job_type, run.model)
+        if profile is None or len(profile.runs) < ENOUGH_RUNS:
+            return False
+        peak = max(run.watch.peak_bytes, run.event.peak_bytes or 0)
+        ram = max(run.host.ram.peak_bytes, resident_bytes)
+        return peak <= lease.reserved_bytes and (not lease.ram_bytes or ram <= lease.ram_bytes)
 
     def learn(self, ended: EndedRun) -> Iterator[Action]:
         """Remember a run that shows the job's need."""

@@ -84,6 +84,13 @@ class RequestNeeds:
             self._least_guess = (self._memory.version, least)
         return self._least_guess[1]
 
+    def renew(self, request: Request) -> None:
+        """Compute what new runs have changed for such a request, before the next one needs it."""
+        self.of(request)
+        self.of_host(request, 0)
+        for model in self.models(request):
+            self._memory.usual_s(request.job_type, model)
+
     def is_short(self, request: Request) -> bool:
         """True when such runs are known to be short, or no run has shown what they need.
 
