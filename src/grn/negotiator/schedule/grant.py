@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait
@@ -29,7 +30,21 @@ MAX_WORK = 12  # per event, of some 15 us each: the rest of a round follows
 _REFUSAL_WORK = 3  # to find that no GPU has room for a request,
 _PLACE_WORK = 6  # to place it,
 _GRANT_WORK = 18  # and to grant it
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 _BEFORE_ALL: Turn = (-1, 0, 0, 0.0, 0)
+
+
+class Computed(dict[_Key, _Value]):
+    """Values that are computed when they are first looked up."""
+
+    def __init__(self, compute: Callable[[_Key], _Value]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: _Key) -> _Value:
+        value = self[key] = self._compute(key)
+        return value
 
 
 class Granter:
@@ -91,24 +106,23 @@ class Granter:
         rooms = RoomsOnGpus(self._holdings.rooms, closed)
         left_s = self._backfill.left_s(at)
 
-        @cache
-        def ahead(who: BookedFor) -> Ahead:
+        def ahead_of(who: BookedFor) -> Ahead:
             return self.bookings.ahead(at, who.user, who.yields)
 
-        @cache
         def beside_bookings(reach: Reach, who: BookedFor) -> Rooms:
             host = self._holdings.host.room()
-            return Rooms(partial(rooms.on, reach), left_s, host, ahead(who))
+            return Rooms(partial(rooms.on, reach), left_s, host, ahead[who])
 
-        @cache
-        def rooms_on(reach: Reach) -> Rooms:
-            booked = partial(beside_bookings, reach) if self.bookings else None
-            host = self._holdings.host.room()
+        def rooms_in(reach: Reach) -> Rooms:
+            host, booked = self._holdings.host.room(), None
+            if self.bookings:
+                booked = Computed(partial(beside_bookings, reach)).__getitem__
             return Rooms(partial(rooms.on, reach), left_s, host, booked=booked)
 
+        ahead, open_rooms = Computed(ahead_of), Computed(rooms_in)
         last = self._resume if is_continued else _BEFORE_ALL
         self._resume, work = _BEFORE_ALL, 0
-        for group in self._waitlist.candidates(last, rooms_on, self.needs.guess()):
+        for group in self._waitlist.candidates(last, open_rooms.__getitem__, self.needs.guess()):
             if work >= self.max_work:
                 self._resume = last
                 break
@@ -123,8 +137,11 @@ class Granter:
             if lease is not None:
                 work += _GRANT_WORK
                 yield lease
-                for each in (rooms, rooms_on, beside_bookings):
-                    each.cache_clear()
+                if work >= self.max_work:  # others are looked for after the answers
+                    self._resume = last
+                    break
+                rooms.cache_clear()
+                open_rooms.clear()
                 self._note_processes()
         self.follow_processes()
 
