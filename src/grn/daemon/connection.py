@@ -104,6 +104,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._read_deadline: asyncio.TimerHandle | None = None
         self._is_in_line = False
         self._kept_bytes = 0  # as counted in the service's budget
+        self._unsent: list[bytes] = []  # answers to requests that are being handled
+        self._unsent_bytes = 0
+        self._is_answering = False
         self.is_stuffed = False  # the client reads too few of its answers
 
     # --- answers -------------------------------------------------------------------------
@@ -112,18 +115,31 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Answer one message."""
         if self._transport is not None:
             body = _encode_json({"id": message_id, **message})
-            self._transport.write(wire.HEADER.pack(len(body)) + body)
+            self._write(wire.HEADER.pack(len(body)) + body)
 
     def send_all(self, message_id: int | None, many: Sequence[dict[str, Any]]) -> None:
         """Answer one message by several, in one write."""
         if self._transport is not None:
             bodies = [_encode_json({"id": message_id, **message}) for message in many]
-            self._transport.write(b"".join(wire.HEADER.pack(len(one)) + one for one in bodies))
+            self._write(b"".join(wire.HEADER.pack(len(one)) + one for one in bodies))
 
     def push(self, body: bytes) -> None:
         """Send an encoded message."""
         if self._transport is not None:
-            self._transport.write(wire.HEADER.pack(len(body)) + body)
+            self._write(wire.HEADER.pack(len(body)) + body)
+
+    def _write(self, data: bytes) -> None:
+        """Send bytes; answers to requests that are handled together go in one piece."""
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if not self._is_answering or self._unsent_bytes > MAX_UNREAD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was said so far."""
+        unsent, self._unsent, self._unsent_bytes = self._unsent, [], 0
+        if unsent and self._transport is not None:
+            self._transport.write(b"".join(unsent))
 
     def refuse(self, message_id: int | None, error: GrnError) -> None:
         """Answer one message by an error, under its code in the protocol."""
@@ -134,6 +150,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def turn_away(self, error: GrnError) -> None:
         """Send an error and close the connection."""
         self.refuse(None, error)
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -266,15 +283,23 @@ class ServerConnection(asyncio.BufferedProtocol):
         A begun answer is completed even when the client does not read: an unfinished one may hold
         more memory than its text.
         """
-        while self._has_work() and self._transport is not None:
-            if self._transport.is_closing() or self._service.is_closed:
-                return
-            if self.is_stuffed and self._begun is None:
-                return
-            self._answer(ends_at)
-            if self._has_work() and time.monotonic() > ends_at:
-                return
-        self._listen()
+        self._is_answering = True
+        try:
+            while self._may_answer():
+                self._answer(ends_at)
+                if time.monotonic() > ends_at:
+                    break
+        finally:
+            self._is_answering = False
+            self.flush()
+        if not self._has_work():
+            self._listen()
+
+    def _may_answer(self) -> bool:
+        """True while a request waits, or the rest of an answer, and its client can be answered."""
+        if self._transport is None or self._transport.is_closing() or self._service.is_closed:
+            return False
+        return self._begun is not None or (bool(self._todo) and not self.is_stuffed)
 
     def _listen(self) -> None:
         """Resume reading."""

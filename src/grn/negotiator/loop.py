@@ -187,7 +187,9 @@ class Loop:
         grants = [action for action in actions if isinstance(action, Grant)]
         if grants:
             starts = [self.forecasts.granted(one.key, event.at) for one in grants]
-            self.store.write([*actions, *(start for start in starts if start is not None)])
+            self.store.write(actions)
+            self.store.keep(start for start in starts if start is not None)
+            self._catch_up_soon()
         elif isinstance(event, Released) and not event.is_awaited:
             self.store.keep(actions)
             self._catch_up_soon()

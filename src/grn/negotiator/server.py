@@ -269,6 +269,7 @@ class Peer:
         if self._heard:
             grant["heard"], self._heard = self._heard, []
         self.send(message_id, grant)
+        self._connection.flush()  # a GPU is idle until it is read
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
             self.loop.line_open(action.lease.id)
