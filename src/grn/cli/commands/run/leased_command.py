@@ -12,13 +12,12 @@ import signal
 import sys
 
 from grn.cli.guard import say_error
-from grn.client.daemons import ensure_negotiator
 from grn.client.leasing import frameworks, torch_cap
 from grn.client.leasing.gpu_environment import cores_told, for_command
 from grn.client.leasing.job_request import command_profile, lease_request
-from grn.client.leasing.lease import ClientLease, bind
+from grn.client.leasing.lease import IDLE, ClientLease, LeaseConnection, bind
 from grn.client.leasing.wait_line import is_quiet, is_seen
-from grn.errors import GrnError
+from grn.errors import DaemonNotRunning, GrnError
 from grn.model.oom_retry import Had, again, again_on_host
 from grn.model.text import harmless
 from grn.proc import pidfd, spawn, terminate
@@ -51,7 +50,7 @@ def run(
         found = command_profile(command)
         request = lease_request(job_type or found.type, job_type or found.label, **needs)
         spawn.find_program(command[0], os.environ.get("PATH", os.defpath))  # before any wait
-        ensure_negotiator()
+        _reach_negotiator()
         request = request.but(args=found.args, code=found.code or None, command=True)
         return _repeat(command, request, retry_oom, quiet)
     except GrnError as error:
@@ -61,6 +60,19 @@ def run(
         failure = spawn.not_started(command, error)
         _say(f"grn: {harmless(failure.trouble)}")
         return failure.status
+
+
+def _reach_negotiator() -> None:
+    """Connect for the lease; start a negotiator in the background if none answers."""
+    connection = LeaseConnection()
+    try:
+        connection.open()
+    except DaemonNotRunning:
+        from grn.client.daemons import ensure_negotiator
+
+        ensure_negotiator()
+    else:
+        IDLE.give(connection)
 
 
 def _say(text: str) -> None:
