@@ -14,7 +14,7 @@ from typing import Any
 
 from grn import wire
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder
+from grn.queue.local.channel import MAX_SAID, GoOrder, StartOrder, StopOrder
 from tests.harness import DEADLINE_S, SOURCES, is_running, wait_for
 
 # It ignores signals, as in a queue that a script has started in the background or with `nohup`.
@@ -37,7 +37,7 @@ class Channel:
         self.said = b""  # of the last order
         sock.settimeout(DEADLINE_S)
 
-    def send(self, *orders: StartOrder | StopOrder) -> None:
+    def send(self, *orders: StartOrder | GoOrder | StopOrder) -> None:
         """Send orders in one piece."""
         self.sock.sendall(b"".join(wire.encode(order.to_json()) for order in orders))
 

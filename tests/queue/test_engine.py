@@ -15,6 +15,7 @@ from grn.queue.events import (
     HoldAsked,
     Launch,
     PassAsk,
+    Prepare,
     ReturnLease,
     SaveAttemptEnd,
     SaveBegin,
@@ -1111,6 +1112,16 @@ def test_a_retry_and_a_cancel_are_no_failures_of_a_group() -> None:
 
 
 # --- leases of attempts that are over ------------------------------------------------------
+
+
+def test_while_the_negotiator_is_asked_the_next_job_is_prepared() -> None:
+    line = Line()
+    line.submits(1)
+    line.runs(1)
+    line.submits(2)
+    exit = Exit(0, ran_s=finish.SHORT_S)
+    asked = SettleLease(1, 1, "lease-1", exit)
+    assert line.exits(1, exit, settled=None) == [asked, Prepare(2, 1)]
 
 
 @pytest.mark.parametrize("exit", [Exit(1), Exit(0, ran_s=finish.SHORT_S)], ids=["failed", "long"])

@@ -254,6 +254,7 @@ class QueueEngine:
         is_open = bool(job.lease) and event.settled is None
         if is_open and not finish.may_pass_on(event.exit):
             yield SettleLease(event.job, event.attempt, job.lease, event.exit)
+            yield from self._window.prepare()
             return
         settled = event.settled or Settlement()
         reason = finish.reason_of(event.exit, settled)

@@ -359,6 +359,14 @@ class SettleLease:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Get ready for the attempt that is likely to start next; it may not."""
+
+    job: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class WatchLease:
     """Register with the negotiator as the reporter of a lease's end."""
 
@@ -430,6 +438,7 @@ Action = (
     | PassAsk
     | ReturnLease
     | SettleLease
+    | Prepare
     | WatchLease
     | Launch
     | Stop

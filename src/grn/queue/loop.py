@@ -7,6 +7,7 @@ the disk refuses the write, no action is carried out. Decides nothing about jobs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -28,6 +29,7 @@ from grn.queue.events import (
     ClockRead,
     ContinueCancel,
     DropAsk,
+    Edited,
     Event,
     Exited,
     IdleReported,
@@ -39,6 +41,7 @@ from grn.queue.events import (
     NegotiatorFound,
     NegotiatorLost,
     PassAsk,
+    Prepare,
     Recovered,
     ReturnLease,
     RunIdleHook,
@@ -95,6 +98,7 @@ class QueueLoop:
         self._inbox: list[Event] = []
         self._unwritten: list[Action] = []
         self._wake: asyncio.TimerHandle | None = None
+        self._ahead: tuple[Attempt, Command] | None = None  # what was prepared last
 
     # --- facts in ------------------------------------------------------------------------
 
@@ -167,9 +171,13 @@ class QueueLoop:
         if not inbox:
             return
         for event in inbox:
+            if isinstance(event, Edited):
+                self._ahead = None
             for action in self.engine.handle(event):
                 if isinstance(action, SettleLease):  # a question: there is nothing to write first
                     self._settle_lease(action)
+                elif isinstance(action, Prepare):
+                    self._try(QueueLoop._prepare, action)
                 else:
                     self._unwritten.append(action)
         self._write_and_act()
@@ -243,17 +251,29 @@ class QueueLoop:
         log.debug(
             "action=launch job=%d attempt=%d lease=%s", action.job, action.attempt, action.lease
         )
-        command = self.journal.command(action.job)
-        if action.attempt > 1:
-            why = finish.why_again(self.journal.reason_of(action.job, action.attempt - 1))
-            command = replace(command, extra={**command.extra, "GRN_WHY": why})
-        told = cores_told(command.cpus, command.environment)
-        if told:
-            command = replace(command, extra={**told, **command.extra})
+        attempt = Attempt(action.job, action.attempt)
+        ahead, self._ahead = self._ahead, None
+        command = ahead[1] if ahead and ahead[0] == attempt else self._command(attempt)
         if action.memory_cap is not None:
             command = replace(command, memory_cap=action.memory_cap)
-        attempt = Attempt(action.job, action.attempt)
         self.site.start(attempt, command, action.lease, action.visible)
+
+    def _prepare(self, action: Prepare) -> None:
+        """Use the time until the negotiator answers: the rest of a start follows its grant."""
+        if not self.leases.has_sites:
+            attempt = Attempt(action.job, action.attempt)
+            with contextlib.suppress(DamagedRow):  # its launch says so
+                self._ahead = attempt, self._command(attempt)
+                self.site.prepare(*self._ahead)
+
+    def _command(self, attempt: Attempt) -> Command:
+        """Return the command of a job with the variables of this attempt."""
+        command = self.journal.command(attempt.job)
+        if attempt.number > 1:
+            why = finish.why_again(self.journal.reason_of(attempt.job, attempt.number - 1))
+            command = replace(command, extra={**command.extra, "GRN_WHY": why})
+        told = cores_told(command.cpus, command.environment)
+        return replace(command, extra={**told, **command.extra}) if told else command
 
     def _stop(self, action: Stop) -> None:
         log.info("action=stop job=%d attempt=%d now=%s", action.job, action.attempt, action.is_now)

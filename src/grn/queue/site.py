@@ -46,6 +46,9 @@ class Site(Protocol):
     def close(self) -> None:
         """Stop watching attempts; they continue to run."""
 
+    def prepare(self, attempt: Attempt, command: Command) -> None:
+        """Get ready for an attempt that may start soon; nothing of it begins."""
+
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None: ...
 
     def stop(self, attempt: Attempt, is_now: bool, *, is_yield: bool = False) -> None: ...

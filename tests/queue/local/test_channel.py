@@ -6,7 +6,7 @@ import json
 
 from grn.proc import services
 from grn.queue.local import channel
-from grn.queue.local.channel import StartOrder, StopOrder
+from grn.queue.local.channel import GoOrder, StartOrder, StopOrder
 
 FULL = StartOrder(
     folder="/jobs/0/1.1", argv=("true", "\udcff"), cwd="/", environment_id=7,
@@ -16,11 +16,14 @@ FULL = StartOrder(
 )  # fmt: skip
 
 
-def sent(given: StartOrder | StopOrder) -> StartOrder | StopOrder:
+Order = StartOrder | GoOrder | StopOrder
+
+
+def sent(given: Order) -> Order:
     return channel.from_json(json.loads(json.dumps(given.to_json())))
 
 
-def fields(given: StartOrder | StopOrder) -> dict[str, object]:
+def fields(given: Order) -> dict[str, object]:
     return {name: getattr(given, name) for name in given.__slots__}
 
 
@@ -35,6 +38,14 @@ def test_an_environment_that_the_shim_has_is_not_sent_again() -> None:
     got = sent(StartOrder(**{**fields(FULL), "new_environment": None}))  # type: ignore[arg-type]
     assert isinstance(got, StartOrder)
     assert (got.environment_id, got.new_environment) == (7, None)
+
+
+def test_an_order_ahead_is_none_that_an_older_shim_would_start() -> None:
+    ahead = FULL.but(is_ahead=True)
+    assert sent(ahead) == ahead
+    assert "argv" not in ahead.to_json()
+    go = GoOrder("lease", "0,1", 0.5, "/jobs/0/0.1")
+    assert sent(go) == go
 
 
 def test_an_order_to_stop_arrives_whole() -> None:

@@ -17,9 +17,9 @@ import pytest
 
 from grn.proc.spawn import oom_score
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import MAX_SAID, StopOrder
+from grn.queue.local.channel import MAX_SAID, GoOrder, StopOrder
 from tests.harness import is_running, wait_for
-from tests.queue.live import PLAIN, Shims, gone, pids_in
+from tests.queue.live import PLAIN, Run, Shims, gone, pids_in
 
 STAYS = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
 FULL_PIPE = 1 << 20
@@ -30,6 +30,44 @@ def shims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shims]:
     made = Shims(tmp_path_factory.mktemp("shims"))
     yield made
     made.close()
+
+
+# --- orders ahead --------------------------------------------------------------------------
+
+
+def test_an_attempt_that_was_ordered_ahead_begins_when_its_gpus_are_named(shims: Shims) -> None:
+    channel = shims.channel()
+    ahead = shims.order("/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES", lease="?").but(is_ahead=True)
+    first, run = shims.order("true"), Run(channel, ahead)
+    channel.send(first)
+    assert channel.is_done()
+    channel.send(ahead)
+    assert folders.read_claim(ahead.folder) is None
+    channel.send(GoOrder("", "3", None, first.folder))
+    assert run.ended()["status"] == 0
+    assert run.log == "3\n"
+    assert folders.read_claim(first.folder) is None, "its record was not used again"
+
+
+def test_another_order_takes_the_place_of_one_ahead(shims: Shims) -> None:
+    channel = shims.channel()
+    ahead, other = shims.order("true").but(is_ahead=True), shims.order("false")
+    channel.send(ahead, other)
+    assert Run(channel, other).ended()["status"] == 1
+    assert folders.read_claim(ahead.folder) is None
+
+
+def test_a_shim_whose_queue_ends_starts_nothing_that_was_ordered_ahead(shims: Shims) -> None:
+    channel = shims.channel()
+    first, ahead = shims.order("true"), shims.order("true").but(is_ahead=True)
+    channel.send(first)
+    run = Run(channel, first)
+    assert run.ended()["status"] == 0
+    shim = run.shim_pid
+    channel.send(ahead)
+    channel.close()
+    wait_for(lambda: not is_running(shim))
+    assert folders.read_claim(ahead.folder) is None
 
 
 # --- what comes out ------------------------------------------------------------------------

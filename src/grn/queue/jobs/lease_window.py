@@ -17,6 +17,7 @@ from grn.queue.events import (
     Launch,
     LeaseGranted,
     PassAsk,
+    Prepare,
     ReturnLease,
     SaveBegin,
 )
@@ -96,6 +97,12 @@ class LeaseWindow:
         if asked >= self.limits.window:
             return False
         return not self.limits.running or self._table.busy + asked < self.limits.running
+
+    def prepare(self) -> Iterator[Action]:
+        """Get the first requested job ready: the next grant is probably for it."""
+        first = self._ready.first_asked()
+        if first is not None:
+            yield Prepare(first.spec.id, first.attempt + 1)
 
     def begin(self, job: QueuedJob, grant: LeaseGranted) -> Iterator[Action]:
         """Begin the next attempt of a job under a lease."""

@@ -1,7 +1,8 @@
 """The channel between the queue and a shim: orders one way, a line for each completed one back.
 
-An order is to start the command of an attempt, or to stop it, as a frame of `wire.py`. Paths, words
-and variables are spelled as in the journal (`wire.meant` gives the bytes).
+An order is to start the command of an attempt, now or when its GPUs are named, or to stop it, as a
+frame of `wire.py`. Paths, words and variables are spelled as in the journal (`wire.meant` gives the
+bytes).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from grn.proc import services
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    Order: TypeAlias = "StartOrder | GoOrder | StopOrder"
 
 MAX_ORDER_BYTES = (1 << 32) - 1  # what a frame can hold: the queue has checked each job
 MAX_SAID = 16 << 10  # of a record; up to this size it arrives in one piece
@@ -44,6 +47,7 @@ class StartOrder(Record):
     again: bool = False  # at its time limit it gives way and is run again
     ram: int | None = None  # the stated host memory, in bytes: a limit where one is possible
     cap: float | None = None  # the part of its GPUs that its framework may take
+    is_ahead: bool = False  # it starts when a GoOrder names its GPUs, if one comes
 
     @property
     def tag(self) -> str:
@@ -54,7 +58,22 @@ class StartOrder(Record):
         """Return the message of this order."""
         message = fields_of(self)
         base, new = message.pop("environment_id"), message.pop("new_environment")
-        return {**message, "base": base, "new": {} if new is None else {base: new}}
+        is_ahead = message.pop("is_ahead")
+        message |= {"base": base, "new": {} if new is None else {base: new}}
+        return {"ahead": message} if is_ahead else message  # an older shim must not start it
+
+
+class GoOrder(Record):
+    """Start the attempt that was ordered ahead."""
+
+    lease: str
+    visible: str
+    cap: float | None
+    spare: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message of this order."""
+        return {"go": fields_of(self)}
 
 
 class StopOrder(Record):
@@ -69,14 +88,18 @@ class StopOrder(Record):
         return {"stop": self.folder, "now": self.is_now, "yield": self.is_yield}
 
 
-def from_json(message: dict[str, Any]) -> StartOrder | StopOrder:
+def from_json(message: dict[str, Any]) -> Order:
     """Read an order; fields that a newer queue added are left out."""
+    if "go" in message:
+        return GoOrder(**{name: message["go"][name] for name in names_of(GoOrder)})
     if "stop" in message:
         return StopOrder(message["stop"], message["now"], bool(message.get("yield")))
+    is_ahead, message = "ahead" in message, message.get("ahead", message)
     known = {name: message[name] for name in names_of(StartOrder) if name in message}
     known["argv"] = tuple(known["argv"])
     base = message["base"]
-    return StartOrder(**known, environment_id=base, new_environment=message["new"].get(str(base)))
+    new = message["new"].get(str(base))
+    return StartOrder(**known, environment_id=base, new_environment=new, is_ahead=is_ahead)
 
 
 class Channel:
@@ -89,7 +112,7 @@ class Channel:
         self._bodies: list[bytes] = []  # complete orders, not read yet
         os.set_blocking(fd, False)
 
-    def next(self) -> StartOrder | StopOrder | None:
+    def next(self) -> Order | None:
         """Return the next complete order; note when the queue is gone."""
         while self.is_open and (data := read_some(self.fd)) is not None:
             self.is_open = bool(data)

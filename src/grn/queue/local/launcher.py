@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from grn import wire
@@ -19,7 +20,7 @@ from grn.proc.spawn import SERVICE
 from grn.queue.jobs.job import EndReason, Exit
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files as folders
-from grn.queue.local.channel import MAX_SAID, StartOrder, StopOrder
+from grn.queue.local.channel import MAX_SAID, GoOrder, StartOrder, StopOrder
 from grn.queue.local.recovery import Recovery
 from grn.queue.local.workers import LaunchSettings, LaunchTask, Postponed, Record, Spares, Worker
 from grn.queue.site import Attempt, Found, SiteListener
@@ -79,11 +80,20 @@ class Launcher:
         if self._line is not None:
             self._line.close()
 
+    def prepare(self, attempt: Attempt, command: Command) -> None:
+        """Give an idle shim all that is known of an attempt before its lease."""
+        if self._idle and not any(one.is_ready_for(attempt) for one in self._idle):
+            worker = self._idle[-1]
+            if worker.order(self._order(worker, attempt, command).but(is_ahead=True)):
+                worker.knows.add(command.environment_id)
+                worker.ahead = attempt, command
+
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None:
         """Give an attempt to an idle shim, or to a new one."""
         self._start(LaunchTask(attempt, command, lease, visible))
 
     def _start(self, task: LaunchTask) -> None:
+        self._idle.sort(key=lambda one: one.is_ready_for(task.attempt))
         while self._idle:
             if self._give(self._idle.pop(), task):
                 return
@@ -113,26 +123,51 @@ class Launcher:
         self._postpone()
 
     def _give(self, worker: Worker, task: LaunchTask) -> bool:
-        settings, attempt, command = self._settings, task.attempt, task.command
+        """Order a shim to start an attempt; False when it is gone."""
+        attempt, command, spare = task.attempt, task.command, self._spares.take()
+        order: StartOrder | GoOrder
+        bare = command if command.memory_cap is None else replace(command, memory_cap=None)
+        if worker.ahead == (attempt, bare):
+            order = GoOrder(task.lease, task.visible, command.memory_cap, spare)
+        else:
+            order = self._order(worker, attempt, command).but(
+                lease=task.lease, visible=task.visible, cap=command.memory_cap, spare=spare
+            )
+        worker.ahead = None
+        if not worker.order(order):
+            self._drop(worker)
+            return False
+        worker.knows.add(command.environment_id)
+        worker.task = task
+        self._busy[attempt] = worker
+        self._noted += 1
+        if self._noted >= MAX_NOTED:
+            self.tidy()
+        self._listener.attempt_started(attempt)
+        return True
+
+    def _order(self, worker: Worker, attempt: Attempt, command: Command) -> StartOrder:
+        """Return the order of an attempt, with all but what its lease says."""
+        settings, folder = self._settings, self._settings.folder(attempt)
         base, stop_signal = command.environment_id, command.ending.signal
-        order = StartOrder(
-            folder=settings.folder(attempt),
+        return StartOrder(
+            folder=folder,
             argv=command.argv,
             cwd=command.cwd,
             environment_id=base,
             new_environment=None if base in worker.knows else command.environment,
             extra={
-                **_reply_path(command, settings.folder(attempt)),
+                **_reply_path(command, folder),
                 **command.extra,
                 "GRN_JOB_ID": str(attempt.job),
                 "GRN_ATTEMPT": str(attempt.number),
                 **({"GRN_STOP_SIGNAL": str(stop_signal)} if stop_signal else {}),
                 services.TAG: settings.tag(attempt),
-                frameworks.PEAK_FILE: wire.spelled(folders.peak_file_of(settings.folder(attempt))),
+                frameworks.PEAK_FILE: wire.spelled(folders.peak_file_of(folder)),
             },
             umask=command.umask,
-            lease=task.lease,
-            visible=task.visible,
+            lease="",
+            visible="",
             grace_s=settings.grace_s if command.ending.grace_s is None else command.ending.grace_s,
             stop_signal=stop_signal,
             again=command.ending.again,
@@ -142,20 +177,7 @@ class Launcher:
             time_limit_s=command.time_limit_s,
             log=command.log,
             ram=command.ram_bytes,
-            cap=command.memory_cap,
-            spare=self._spares.take(),
         )
-        if not worker.order(order):
-            self._drop(worker)
-            return False
-        worker.knows.add(base)
-        worker.task = task
-        self._busy[attempt] = worker
-        self._noted += 1
-        if self._noted >= MAX_NOTED:
-            self.tidy()
-        self._listener.attempt_started(attempt)
-        return True
 
     def _new_worker(self) -> Worker:
         ours, theirs = socket.socketpair()

@@ -23,11 +23,11 @@ from grn.client.leasing import frameworks, gpu_environment, torch_cap
 from grn.client.logs import SEPARATE_STDERR
 from grn.client.negotiator import connect
 from grn.errors import GrnError
-from grn.model.record import Record
+from grn.model.record import Record, fields_of
 from grn.proc import processes, spawn, terminate
 from grn.protocol.lease import bind_message
 from grn.queue.local import attempt_files, output_log
-from grn.queue.local.channel import Channel, StartOrder, read_some
+from grn.queue.local.channel import Channel, GoOrder, StartOrder, read_some
 from grn.queue.local.termination import Termination, listen_for_signals
 
 TYPE_CHECKING = False
@@ -301,16 +301,25 @@ def serve(fd: int) -> None:
     wake = listen_for_signals()
     channel = Channel(fd)
     environments: dict[int, dict[str, str]] = {}
+    environment: dict[str, str] = {}
+    start: StartOrder | None = None
     while True:
         order = channel.next()
         if order is None:
             if not channel.is_open:
                 os._exit(0)
             channel.wait()
-        elif isinstance(order, StartOrder):
+            continue
+        if isinstance(order, StartOrder):
             if order.new_environment is not None:
                 environments[order.environment_id] = _meant(order.new_environment)
-            environment = environments[order.environment_id] | _meant(order.extra)
+            start, environment = order, environments[order.environment_id] | _meant(order.extra)
+        elif isinstance(order, GoOrder):
+            if start is None:
+                os._exit(1)  # the queue starts it with another shim
+            start = start.but(**fields_of(order), is_ahead=False)
+        if start is not None and not start.is_ahead:
+            order, start = start, None
             channel.say_done(run(order, environment, wake, channel))
             if terminate.has_children():  # a daemon that the command has started: not our tree
                 os._exit(0)

@@ -11,7 +11,7 @@ from typing import Any
 from grn import wire
 from grn.queue.journal.rows import Command
 from grn.queue.local import attempt_files
-from grn.queue.local.channel import StartOrder, StopOrder
+from grn.queue.local.channel import GoOrder, StartOrder, StopOrder
 from grn.queue.site import Attempt
 
 SEND_S = 5.0
@@ -60,9 +60,14 @@ class Worker:
         self.channel = channel
         self.task: LaunchTask | None = None
         self.knows: set[int] = set()  # environments it has been given
+        self.ahead: tuple[Attempt, Command] | None = None  # what it was ordered to get ready for
         self.idle_since = 0.0
 
-    def order(self, order: StartOrder | StopOrder) -> bool:
+    def is_ready_for(self, attempt: Attempt) -> bool:
+        """True when this worker was ordered to get ready for an attempt."""
+        return self.ahead is not None and self.ahead[0] == attempt
+
+    def order(self, order: StartOrder | GoOrder | StopOrder) -> bool:
         """Send an order; False when the worker is gone."""
         data = wire.encode(order.to_json())
         try:

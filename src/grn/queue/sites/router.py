@@ -148,6 +148,10 @@ class Router:
         self._here += found is None
         return found
 
+    def prepare(self, attempt: Attempt, command: Command) -> None:
+        """Get ready for an attempt that may start on this machine."""
+        self._local.prepare(attempt, command)
+
     def start(self, attempt: Attempt, command: Command, lease: str, visible: str) -> None:
         found = self._note(attempt, lease)
         if found is None:
