@@ -642,6 +642,20 @@ def test_a_quiet_end_has_no_answer_and_is_acknowledged_with_the_next_grant(
         client.ask("done", lease=third["lease"], outcome="ok")
 
 
+def test_an_end_that_a_shim_says_first_is_answered_to_the_queue(shared: Inside) -> None:
+    with shared.client() as queue, shared.client() as shim:
+        queue.ask("queue")
+        lease = queue.lease(command=True)["lease"]
+        shim.say({"op": "done", "id": 1, "v": 1, "lease": lease, "outcome": "ok",
+                  "resident": 5 << 20, "quiet": True})  # fmt: skip
+        wait_for(lambda: not shared.call(lambda: list(shared.server.loop.view.leases)), "its end")
+
+        told = queue.ask("done", lease=lease, outcome="ok", resident=5 << 20)
+
+        assert (told["ended"], told["peak"]) == ("ok", 5 << 20)
+        assert not shared.call(lambda: shared.server.reporters)
+
+
 def test_what_a_quiet_end_has_taught_is_stored_a_moment_later(shared: Inside) -> None:
     with shared.client() as client:
         lease = client.lease()["lease"]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from grn import paths
+from grn.client import negotiator
 from tests.harness import wait_for
 from tests.queue.daemon import SMALL, Queue, a_queue, being_here
 
@@ -53,6 +56,25 @@ def test_what_cannot_be_run_ends_with_the_reason(
     assert (row["reason"], row["status"], row["text"]) == ("not-runnable", code, text)
     assert row["attempt"] == 1, "another try would not change it"
     assert queue("wait", str(job)).code == code
+
+
+def test_a_good_end_frees_its_gpu_before_the_queue_hears_of_it(queue: Queue) -> None:
+    gate = queue.gate("last")
+    job = queue.sh("gate last")
+    pid, log = queue.pid, Path(queue.story.env["GRN_STATE_DIR"], "negotiator.log")
+    leases = lambda: negotiator.status()["leases"]  # noqa: E731
+    wait_for(lambda: [lease["pid"] for lease in leases()] not in ([], [pid]), "its command's lease")
+    (lease,) = leases()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        gate.open()
+        wait_for(lambda: f"action=release lease={lease['id']} outcome=ok" in log.read_text())
+        assert leases() == []
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    row = queue.ended(job)
+    assert row["reason"] == "ok"
+    assert row["peak_bytes"], "it was told how the lease had ended"
 
 
 def test_a_folder_that_is_gone_when_the_job_starts(queue: Queue) -> None:

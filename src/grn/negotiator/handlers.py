@@ -99,13 +99,14 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     """End a lease, and answer with its outcome unless the client wants no answer."""
     loop, answer_to = peer.loop, None if message.quiet else message.id
+    peer.granted.discard(message.lease)
+    if peer.server.reporters.get(message.lease) is peer:
+        del peer.server.reporters[message.lease]
     ended = loop.history.end_of(message.lease)
     if ended is not None or message.lease not in loop.view.leases:
         peer.tell_end(answer_to, message.lease, ended or LeaseSettled(None))
         return
     lease = peer.own(message.lease, "done")
-    peer.granted.discard(lease.id)
-    peer.server.reporters.pop(lease.id, None)
     if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
         peer.tell_end(answer_to, lease.id, LeaseSettled(lease.outcome))
         return

@@ -144,8 +144,11 @@ class Server:
                 reporter.tell_idle(action)
             return
         if isinstance(action, Settle):
-            for peer, message_id in self.ending.pop(action.lease.id, ()):
-                peer.tell_end(message_id, action.lease.id, action.settled)
+            lease_id = action.lease.id
+            for peer, message_id in self.ending.pop(lease_id, ()):
+                peer.tell_end(message_id, lease_id, action.settled)
+            if self.reporters.pop(lease_id, None) is not None:  # it will report the end as well
+                self.loop.history.lost(lease_id, action.settled)
             return
         asking = self.asking.get(action.key)
         if asking is not None:

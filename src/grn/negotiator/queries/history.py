@@ -104,7 +104,7 @@ class History:
         self._counted: dict[Outcome, int] = dict.fromkeys(LEASE_OUTCOMES, 0)
         self._uncounted = 0  # of the latest ends; counting each at once would cost every release
         self._with_curves: deque[str] = deque()
-        self._lost: dict[str, LeaseSettled] = {}  # the last leases that no client released
+        self._lost: dict[str, LeaseSettled] = {}  # of leases that ended without their reporters
 
     def sampled(self, view: EngineView, at: float) -> None:
         """Keep the latest readings, at an even pace."""
@@ -138,13 +138,13 @@ class History:
                 self.curves.pop(self._with_curves.popleft(), None)
 
     def lost(self, lease_id: str, settled: LeaseSettled) -> None:
-        """Keep the end of a lease that no client released, for a client that comes late."""
+        """Keep the end of a lease for a client that will report it, too late."""
         self._lost[lease_id] = settled
         if len(self._lost) > MAX_ENDS:
             del self._lost[next(iter(self._lost))]
 
     def end_of(self, lease_id: str) -> LeaseSettled | None:
-        """Return how a lease ended that no client released."""
+        """Return how a lease ended before its reporter said so."""
         return self._lost.get(lease_id)
 
     def outcomes(self) -> dict[str, int]:

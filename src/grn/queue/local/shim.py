@@ -8,6 +8,7 @@ end, release the lock.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes  # noqa: F401 - loaded before we fork, for adopt_orphans
 import errno
 import functools
@@ -34,6 +35,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from grn.client.connection import Connection
     from grn.proc.memory_limit import JobLimit
 
 HOLD_AFTER_S, HOLD_AGAIN_S, HOLD_ANSWER_S = 0.03, 0.5, 2.0
@@ -72,6 +74,7 @@ class Shim:
         self._stopping = Termination(order, wake, channel)
         self._main = 0  # pid of the command
         self._hold_at: float | None = None  # when to bind the lease to the command
+        self._line: Connection | None = None  # to the negotiator, once the lease is bound
         self._is_capped = False
         self._limit: JobLimit | None = None  # of its memory
         self._tail = bytearray()  # the end of its output, of standard error if that is apart
@@ -95,7 +98,7 @@ class Shim:
         if isinstance(started, dict):
             if self._limit is not None:
                 self._limit.leave()
-            return self._write_exit(started, began, None)
+            return self._write_exit(started, began)
         self._main, self._is_capped = started.pid, started.is_capped
         self._hold_at = began + HOLD_AFTER_S
         status, usage = self._wait(started.pipes)
@@ -110,7 +113,9 @@ class Shim:
             self._limit.leave()
         if (peak_bytes := attempt_files.take_peak(self._folder)) is not None:
             record["gpu_peak"] = peak_bytes
-        return self._write_exit(record, began, usage)
+        record["resident"] = usage.ru_maxrss * 1024
+        self._report_end(record)
+        return self._write_exit(record, began)
 
     # --- starting ------------------------------------------------------------------------
 
@@ -177,15 +182,35 @@ class Shim:
             connection = connect()
         except GrnError:
             return None
+        is_kept = False
         try:
             drive(connection.ask(bind_message(self._order.lease, pid), HOLD_ANSWER_S))
+            is_kept = pid is not None
         except OSError:
             return None
         except GrnError:
             return False
         finally:
-            connection.close()
+            if not is_kept:
+                connection.close()
+        self._line = connection if is_kept else None
         return True
+
+    def _report_end(self, record: dict[str, Any]) -> None:
+        """Report a good end of a bound lease: its GPUs are given on while the queue hears of it.
+
+        The queue reports every end, and is answered with this one. A report that is lost is none.
+        """
+        if self._line is None:
+            return
+        if record["status"] == 0 and "because" not in record:
+            message = {"op": "done", "lease": self._order.lease, "outcome": "ok", "quiet": True,
+                       "resident": record["resident"]}  # fmt: skip
+            if record.get("gpu_peak"):
+                message["peak"] = record["gpu_peak"]
+            with contextlib.suppress(OSError):
+                drive(self._line.send(message))
+        self._line.close()
 
     # --- waiting -------------------------------------------------------------------------
 
@@ -278,11 +303,9 @@ class Shim:
             record["killed"] = True
         return record
 
-    def _write_exit(self, record: dict[str, Any], began: float, usage: Any) -> bytes:
+    def _write_exit(self, record: dict[str, Any], began: float) -> bytes:
         record["ran_s"] = time.monotonic() - began
         record["ended_at"] = time.time()
-        if usage is not None:
-            record["resident"] = usage.ru_maxrss * 1024
         while True:
             is_synced = not _is_held(self._order.queue_lock)
             try:
