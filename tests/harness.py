@@ -37,7 +37,7 @@ from tests import warm
 Found = TypeVar("Found")
 DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
 PATIENCE_S = 60.0  # the same for a daemon to get ready
-POLL_S = 0.01
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.003, 0.05  # most waits are short, and looking costs both sides
 SOURCES = Path(grn.__file__).resolve().parents[1]
 STAGE = Path(__file__).resolve().parent / "stories" / "stage"
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +47,10 @@ GRN = (sys.executable, "-c", "from grn.cli.main import main; main()")
 NEGOTIATOR = (sys.executable, "-m", "grn.negotiator")
 # Variables of a user's shell that no test may see. Without bytecode each start of a daemon compiles
 # grn, which takes four times as long as the start itself.
-FOREIGN = ("GRN_", "XDG_", "CUDA_", "TF_FORCE", "XLA_PYTHON", "PYTHONDONTWRITEBYTECODE")
+FOREIGN = (
+    *("GRN_", "XDG_", "CUDA_", "TF_FORCE", "XLA_PYTHON"),
+    *("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"),
+)
 
 
 def wait_for(
@@ -56,12 +59,13 @@ def wait_for(
     deadline_s: float = DEADLINE_S,
 ) -> Found:
     """Return what a condition gives once it is true; fail when the deadline has passed."""
-    pause = threading.Event()
+    pause, pause_s = threading.Event(), FIRST_PAUSE_S
     until = time.monotonic() + deadline_s
     while not (found := condition()):
         if time.monotonic() > until:
             raise AssertionError(f"waited in vain for {what() if callable(what) else what}")
-        pause.wait(POLL_S)
+        pause.wait(pause_s)
+        pause_s = min(1.5 * pause_s, MAX_PAUSE_S)
     return found
 
 

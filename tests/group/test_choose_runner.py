@@ -54,7 +54,10 @@ def test_who_asks_for_several_is_not_overtaken() -> None:
     assert numbers(line.grants()) == [2]
 
 
-def test_with_all_gpus_everything_is_as_the_outer_job_has_it() -> None:
+def test_with_all_gpus_everything_is_as_the_outer_job_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")  # as a job of the queue has it
     assert [slot.environment for slot in slots(nested("0", 1).grants())] == [{}]
     assert [slot.environment for slot in slots(nested("0,1", 2).grants())] == [{}]
 

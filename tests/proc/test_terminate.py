@@ -55,7 +55,7 @@ own = os.fork()
 if own == 0:
     signal.pause()
 terminate.kill([holder_of(other.pid), holder_of(own)])
-print(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]), other.poll())
+print(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]), other.poll(), flush=True)
 os._exit(0)
 """
     source = Path(terminate.__file__).resolve().parents[2]
