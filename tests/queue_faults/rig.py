@@ -64,7 +64,12 @@ class Rig:
         return self.queue
 
     def start(self, *before: str, **env: str) -> Daemon:
-        """Start the queue and return when it is ready."""
+        """Start the queue and return when it is ready; a negotiator before it, if none answers.
+
+        The queue would start one too, at ten times the cost; after `spawn` it does.
+        """
+        if not env and not (self.negotiator and self.negotiator.is_running) and self.leases() is None:
+            self.start_negotiator()
         daemon = self.spawn(*before, **env)
         line = daemon.line()
         assert line == "ready", f"{line}\n{self.tail()}"

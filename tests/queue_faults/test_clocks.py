@@ -12,7 +12,7 @@ from tests.queue_faults.rig import Rig, pause
 
 LIMIT_S = 1.5
 JUMP_S = 0.02
-LATE_S = 20.0  # a mutant's limits may come in years
+LATE_S = 5.0  # a mutant's limits may come in years
 
 
 class Clock:
