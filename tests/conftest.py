@@ -15,10 +15,12 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from tests.gpus.conftest import libraries
 from tests.gpus.standin.build import FAKE_TORCH, StandIn
 from tests.harness import FOREIGN, ROOT, TWO_SMALL, Negotiator, Story, hang_up, stop_queue
+from tests.queue.daemon import start_daemon
 
 __all__ = ["libraries"]
 NOWHERE = "/tmp/grn-t-nobody-makes-this-folder"
@@ -54,6 +56,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("grn")
+if not WITH_SOAK and hasattr(providers, "_get_local_constants"):
+    # Hypothesis also draws constants of the modules that are loaded, which differ from run to run
+    # with the tests that this worker had before: the examples would not be the same each time.
+    providers._get_local_constants = providers.Constants
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
@@ -178,15 +184,19 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
 
 
 @pytest.fixture
-def negotiator(story: Story) -> Iterator[Negotiators]:
+def negotiator(story: Story, request: pytest.FixtureRequest) -> Iterator[Negotiators]:
     """Start the story's negotiator: `negotiator("virtual:1x1GiB", GRN_FLAT_S="0.2")`."""
+    submits = request.node.get_closest_marker("submits")
     started: list[Negotiator] = []
 
     def start(gpus: str | None = TWO_SMALL, *arguments: str, **settings: str) -> Negotiator:
         story.env.update(settings)
         made = Negotiator(story, gpus, arguments)
         started.append(made)
-        return made.start()
+        made.start()
+        if submits:
+            start_daemon(story, "queue")
+        return made
 
     yield start
     for one in started:

@@ -14,7 +14,8 @@ import pytest
 from grn.proc import tty
 
 CHILD = (
-    "import os, sys; os.setsid(); os.open(os.ttyname(0), os.O_RDWR); print('on', flush=True); sys.stdin.read()"
+    "import os, sys; os.setsid(); os.open(os.ttyname(0), os.O_RDWR);"
+    " print('on', flush=True); sys.stdin.read()"
 )
 
 
