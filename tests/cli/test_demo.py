@@ -26,23 +26,16 @@ def is_good(ended: Ended) -> None:
     assert ended.err == ""
 
 
-def test_the_demo_runs_to_its_end_and_leaves_nothing(story: Story) -> None:
+def test_two_demos_at_once_do_not_disturb_each_other_one_shows_gpus_live_on_its_terminal(
+    story: Story, grn: Shell
+) -> None:
     before = set(story.folder.iterdir())
-
-    is_good(story.start(*GRN, "demo").wait())
-
-    left = {path.name for path in set(story.folder.iterdir()) - before}
-    assert left == {"1.out", "1.err"}  # its own folders are gone
-
-
-def test_two_demos_at_once_do_not_disturb_each_other(story: Story) -> None:
-    for job in [story.start(*GRN, "demo") for _ in range(2)]:
-        is_good(job.wait())
-
-
-def test_the_demo_on_a_terminal_shows_gpus_live(grn: Shell) -> None:
+    other = story.start(*GRN, "demo")
     code, text = grn.on_terminal("demo", columns=120)
 
+    is_good(other.wait())
+    left = {path.name for path in set(story.folder.iterdir()) - before}
+    assert left == {"1.out", "1.err"}  # their own folders are gone
     assert code == 0
     assert "used by jobs" in text
     assert "running," in text

@@ -20,6 +20,7 @@ from tests.conftest import Negotiators
 from tests.group.runner_parts import Ear, Listed, sh
 from tests.harness import Job, Story, is_running, wait_for
 
+pytestmark = pytest.mark.submits
 SMALL = Needs(mem_bytes=8 << 20)
 OOM = "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB"
 NESTED = {"gpus": 2, "mem": "64MiB"}

@@ -13,6 +13,7 @@ from tests.harness import Ended, Job, Story, is_running, wait_for
 from tests.integrations.pages import ROOT, blocks, commands
 
 pytest.importorskip("hydra")
+pytestmark = pytest.mark.submits
 APP = """
     import os
     import hydra

@@ -13,6 +13,7 @@ from tests.harness import Story, is_running, wait_for
 from tests.integrations.pages import blocks
 
 pytest.importorskip("joblib")
+pytestmark = pytest.mark.submits
 HEAD = """
     import os, sys, time
     import joblib

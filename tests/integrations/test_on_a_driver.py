@@ -10,6 +10,7 @@ from tests.conftest import Negotiators, Scripts
 from tests.gpus.standin.build import GiB, StandIn, gpu
 from tests.harness import Negotiator, Story, wait_for
 
+pytestmark = pytest.mark.submits
 MiB = 1 << 20
 A, B = "GPU-aaaa", "GPU-bbbb"
 CONTEXT_BYTES = 300 * MiB  # of the fake torch

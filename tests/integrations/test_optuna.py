@@ -12,6 +12,7 @@ from tests.harness import Story
 from tests.integrations.pages import ROOT, blocks, commands
 
 pytest.importorskip("optuna", minversion="4")
+pytestmark = pytest.mark.submits
 SEARCH = ROOT / "examples" / "optuna" / "search.py"
 
 

@@ -26,6 +26,16 @@ SMALL = ("--mem", "16MiB")
 GATE = 'gate() { flock -s "$STORY/gates/$1" true; }; '
 
 
+def start_daemon(story: Story, what: str, python: str = sys.executable) -> Daemon | None:
+    """Start the negotiator or the queue of a story; None if it does not get ready."""
+    state = Path(story.env["GRN_STATE_DIR"])
+    state.mkdir(mode=0o700, exist_ok=True)
+    log = state / f"{what}.log"
+    argv = [python, "-m", f"grn.{what}", "--log", str(log)]
+    daemon = Daemon(argv, story.environment(), log)
+    return daemon if daemon.line() == "ready" else None
+
+
 class Queue:
     """The queue of one story: `queue("ls")` runs `grn ls`, the rest asks it directly."""
 
@@ -34,7 +44,7 @@ class Queue:
     def __init__(self, story: Story) -> None:
         self.story = story
         self.starts_on_demand = False  # True: by grn itself, where that is what is tested
-        self._daemons: list[Daemon] = []
+        self._is_awake = False
 
     @classmethod
     def begin(cls, gpus: str = FOUR_SMALL, **settings: str) -> Queue:
@@ -44,21 +54,18 @@ class Queue:
 
     def wake(self) -> None:
         """Start negotiator and queue, which `grn submit` would do too, at ten times the cost."""
-        if self.starts_on_demand or self._daemons or self.is_answering():
+        if self.starts_on_demand or self._is_awake or self.is_answering():
             return
-        state = Path(self.story.env["GRN_STATE_DIR"])
-        state.mkdir(mode=0o700, exist_ok=True)
+        self._is_awake = True
         for what in ("negotiator", "queue"):  # the first may be there, or find no GPU
-            log = state / f"{what}.log"
-            argv = [self.python, "-m", f"grn.{what}", "--log", str(log)]
-            self._daemons.append(Daemon(argv, self.story.environment(), log))
-            line = self._daemons[-1].line()
-        assert line == "ready", log.read_text()
+            start_daemon(self.story, what, self.python)
 
     # --- grn -----------------------------------------------------------------------------
 
     def start(self, *words: str, **options: Any) -> Job:
         """Start one command of `grn`."""
+        if words[:1] in (("submit",), ("batch",), ("sweep",)):
+            self.wake()
         return self.story.start(*GRN, *words, **options)
 
     def __call__(self, *words: str, **options: Any) -> Ended:
@@ -87,7 +94,6 @@ class Queue:
         self, *words: str, env: Mapping[str, str | None] | None = None, **options: Any
     ) -> int:
         """Submit words of `grn submit`; return the one id it prints."""
-        self.wake()
         return int(self.fine("submit", *words, env=env, **options))
 
     def sh(self, text: str, *flags: str, **options: Any) -> int:

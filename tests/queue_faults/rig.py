@@ -68,7 +68,11 @@ class Rig:
 
         The queue would start one too, at ten times the cost; after `spawn` it does.
         """
-        if not env and not (self.negotiator and self.negotiator.is_running) and self.leases() is None:
+        if (
+            not env
+            and not (self.negotiator and self.negotiator.is_running)
+            and self.leases() is None
+        ):
             self.start_negotiator()
         daemon = self.spawn(*before, **env)
         line = daemon.line()

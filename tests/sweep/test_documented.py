@@ -20,7 +20,7 @@ SHELL = [text for kind, text in BLOCKS if kind == "sh"]
 SEARCH, DRAW = (next(text for text in SHELL if word in text) for word in ("--trials", "sweep plot"))
 ALONE = [text for text in SHELL if text not in (SEARCH, DRAW)]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.submits]
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from grn.client.negotiator import ask_once
 from tests.conftest import Negotiators
 from tests.harness import Story, stop_queue, wait_for
 
+pytestmark = pytest.mark.submits
 SWEEP = """
 import json, sys
 import grn

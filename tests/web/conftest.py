@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import Negotiators
 from tests.harness import DEADLINE_S, GRN, Job, Story, wait_for
+from tests.queue.daemon import start_daemon
 
 # The first has no windows and panels of its own, which take a third of the processor time.
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -68,8 +69,11 @@ def server(story: Story, negotiator: Negotiators) -> Server:
 @pytest.fixture
 def submit(story: Story) -> Iterator[Callable[..., int]]:
     """Submit a job: `submit("--hold", "--", "true")` returns its id."""
+    started: list[object] = []
 
     def submit(*words: str) -> int:
+        if not started:
+            started.append(start_daemon(story, "queue"))
         return int(story.start(*GRN, "submit", *words).ended_well().out.split()[-1])
 
     yield submit
