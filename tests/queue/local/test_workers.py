@@ -53,10 +53,11 @@ def test_an_order_larger_than_the_line_arrives_whole() -> None:
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     order = StopOrder("x" * 5_000_000, False)
+    size = len(wire.encode(order.to_json()))
     got = bytearray()
 
     def read() -> None:
-        while len(got) < len(wire.encode(order.to_json())):
+        while len(got) < size:
             got.extend(theirs.recv(1 << 20))
 
     reader = threading.Thread(target=read)
