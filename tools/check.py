@@ -75,10 +75,7 @@ def run_tests(version: str, python: str, *which: str) -> None:
     """
     chosen = ("pytest", *which)
     environment = bootstrap.clean_environment()
-    if not any((ROOT / "tests/__pycache__").glob(f"*-{version.replace('.', '')}-pytest-*")):
-        # A fresh clone: compiled here, once, and not by each worker for itself.
-        collect = [python, "-m", *chosen, "--collect-only", "-qq"]
-        subprocess.run(collect, cwd=ROOT, env=environment, capture_output=True, check=False)
+    compile_tests(version, python, *which)
     print(f"\n== Python {version}: {' '.join((*PYTEST, *which))}", flush=True)
     command = [python, "-m", *PYTEST, "--cache-clear", *which]
     if subprocess.call(command, cwd=ROOT, env=environment) == 0:
@@ -90,6 +87,14 @@ def run_tests(version: str, python: str, *which: str) -> None:
     step(version, python, *chosen, "--last-failed", "--last-failed-no-failures", "none")
     for name in failed:
         print(f"== UNSTEADY: failed beside others and passed alone: {name}", flush=True)
+
+
+def compile_tests(version: str, python: str, *which: str) -> None:
+    """Compile the tests of a fresh clone: once, and not by each worker for itself."""
+    if not any((ROOT / "tests/__pycache__").glob(f"*-{version.replace('.', '')}-pytest-*")):
+        collect = [python, "-m", "pytest", "--collect-only", "-qq", *which]
+        environment = bootstrap.clean_environment()
+        subprocess.run(collect, cwd=ROOT, env=environment, capture_output=True, check=False)
 
 
 def failed_tests() -> list[str]:
@@ -189,12 +194,15 @@ def find(version: str) -> str | None:
 
 
 def make_environment(version: str, python: str) -> str | None:
-    """Build `.venv-3.X` and return its interpreter; None when that does not succeed."""
+    """Build `.venv-3.X`, compile the tests, return its interpreter; None if it is not built."""
     venv = ROOT / f".venv-{version}"
     where = ("--venv", str(venv), "--python", python, "--extra", "test-core")
     command = [sys.executable, "tools/bootstrap.py", *where]
-    is_made = subprocess.call(command, cwd=ROOT) == 0
-    return str(venv / "bin" / "python") if is_made else None
+    if subprocess.call(command, cwd=ROOT) != 0:
+        return None
+    made = str(venv / "bin" / "python")
+    compile_tests(version, made, *ONCE)  # beside those of the others
+    return made
 
 
 def make_environments(versions: list[str]) -> dict[str, str | None]:
