@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from grn import wire
 from grn.model.job import Policy
+from grn.negotiator.events import LeaseState
 from grn.negotiator.handlers import MAX_ASKED_AT_ONCE
 from grn.negotiator.server import MAX_WITHDRAWN_AT_ONCE
 from grn.protocol import negotiator_requests
@@ -691,6 +692,32 @@ def test_an_end_said_by_a_process_in_its_last_moment_counts(shared: Inside) -> N
     after = shared.call(lambda: shared.server.loop.history.outcomes())
     assert after["ok"] - before["ok"] == 20
     assert after["killed"] == before["killed"]
+
+
+def test_a_late_report_over_the_line_of_a_dead_holder_does_not_keep_its_lease(
+    shared: Inside,
+) -> None:
+    leases = lambda: [*shared.server.loop.view.leases.values()]  # noqa: E731
+    ours, theirs = socket.socketpair()
+    holder = os.fork()
+    if not holder:
+        client = shared.client()
+        client.lease()
+        socket.send_fds(theirs, [b"x"], [client.sock.fileno()])
+        os._exit(0)
+    os.waitpid(holder, 0)
+    _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+    ours.close(), theirs.close()
+
+    with Client(socket.socket(fileno=fd)) as client:  # as a fork of the holder has it
+        wait_for(lambda: [lease.state for lease in shared.call(leases)] == [LeaseState.DRAINING])
+        (lease,) = shared.call(leases)
+        client.say({"op": "done", "id": 7, "v": 1, "lease": lease.id, "outcome": "ok",
+                    "quiet": True})  # fmt: skip
+        assert client.is_served()
+        assert shared.call(leases), "its memory may be in use while the line is open"
+
+    wait_for(lambda: not shared.call(leases), "the lease to end with the line")
 
 
 def test_what_nobody_knows_is_an_error_with_a_hint(shared: Inside) -> None:

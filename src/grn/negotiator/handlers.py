@@ -99,7 +99,8 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     """End a lease, and answer with its outcome unless the client wants no answer."""
     loop, answer_to = peer.loop, None if message.quiet else message.id
-    peer.granted.discard(message.lease)
+    if not loop.has_line(message.lease):
+        peer.granted.discard(message.lease)
     if peer.server.reporters.get(message.lease) is peer:
         del peer.server.reporters[message.lease]
     ended = loop.history.end_of(message.lease)
@@ -107,6 +108,7 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
         peer.tell_end(answer_to, message.lease, ended or LeaseSettled(None))
         return
     lease = peer.own(message.lease, "done")
+    peer.granted.discard(lease.id)
     if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
         peer.tell_end(answer_to, lease.id, LeaseSettled(lease.outcome))
         return

@@ -229,6 +229,10 @@ class Loop:
         fork lives."""
         self._lines.add(lease_id)
 
+    def has_line(self, lease_id: str) -> bool:
+        """True while that connection proves that a process of the lease may live."""
+        return lease_id in self._lines
+
     def line_lost(self, lease_id: str) -> None:
         """Note that this connection is closed, also in all processes forked under the lease."""
         self._lines.discard(lease_id)
