@@ -7,10 +7,11 @@ the engine says is to be saved, and does its own sums. It shares no arithmetic w
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from grn.errors import UsageError
 from grn.model.gpu import Gpu, GpuHealth, GpuKind, ProcessUse, Reading

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from grn.errors import NeverFits, UsageError
 from grn.model.job import Outcome
@@ -31,7 +32,7 @@ def a_story(gpus: int = 1, **changes: Any) -> Story:
 
 def a_wish(from_s: float, for_s: float, count: int = 1, **changes: Any) -> Booking:
     start = WALL + from_s
-    return replace(Booking(0, ADA, "ada", count, start, start + for_s), **changes)
+    return structs.replace(Booking(0, ADA, "ada", count, start, start + for_s), **changes)
 
 
 def books(

@@ -1,10 +1,9 @@
 """The checks can fail: each engine here has one fault, and random histories find it out."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
+from msgspec.structs import replace
 
 from grn.model.job import Outcome, Run
 from grn.negotiator.actions import DropWaiting, SaveLease

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.job import Outcome, Run

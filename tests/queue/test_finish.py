@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from grn.model.oom_retry import MAX_MEMORY_ATTEMPTS, MAX_SPARED
 from grn.queue.jobs.finish import (

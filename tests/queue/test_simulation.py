@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from grn.queue.engine import QueueEngine
 from grn.queue.events import (

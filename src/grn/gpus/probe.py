@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from grn.errors import BadSetting
 from grn.model.gpu import Gpu, GpuKind, Reading
 from grn.model.job import Holder
-from grn.model.value import value
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _LONGEST_SHOWN = 200
 
 
-@value
-class Placement:
+class Placement(Struct, frozen=True):
     """A lease as the backends know it: its process and its GPUs."""
 
     lease: str

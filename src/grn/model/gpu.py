@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
-from grn.model.value import value
+from msgspec import Struct
 
 
 class GpuKind(Enum):
@@ -68,8 +68,7 @@ class Gpu:
         return self.uuid if self.kind is GpuKind.MIG else str(self.index)
 
 
-@value
-class ProcessUse:
+class ProcessUse(Struct, frozen=True):
     """Memory of one process on one GPU. `leases` are those its process tree holds."""
 
     pid: int
@@ -77,15 +76,14 @@ class ProcessUse:
     leases: tuple[str, ...] = ()
 
 
-@value
-class Reading:
+class Reading(Struct, frozen=True):
     """One GPU at one moment. None means that the driver did not report it."""
 
     uuid: str
     health: GpuHealth = GpuHealth.OK
     used_bytes: int | None = None
     load_pct: float | None = None
-    uses: tuple[ProcessUse, ...] = field(default=())
+    uses: tuple[ProcessUse, ...] = ()
     mode: ComputeMode | None = None
     lists_processes: bool = True  # False: `uses` is empty because the driver has no list
     temperature_c: int | None = None

@@ -5,8 +5,9 @@ from __future__ import annotations
 from enum import Enum
 from hashlib import blake2s
 
+from msgspec import Struct
+
 from grn.model.outcome import Outcome as Outcome
-from grn.model.value import value
 
 Argument = tuple[str, float | str]
 
@@ -27,16 +28,14 @@ class IdleRule(Enum):
     END = "end"  # a job of a queue is ended
 
 
-@value
-class Holder:
+class Holder(Struct, frozen=True):
     """The process that holds or requests a lease; the start time detects a reused pid."""
 
     pid: int
     started_ticks: int
 
 
-@value
-class Request:
+class Request(Struct, frozen=True):
     """A request for GPUs. `key` is made by the client and survives a reconnect."""
 
     key: str
@@ -73,8 +72,7 @@ def tag_of(key: str) -> str:
     return blake2s(key.encode(), digest_size=8).hexdigest()
 
 
-@value
-class Run:
+class Run(Struct, frozen=True):
     """One finished run: its highest memory on any one of its GPUs."""
 
     outcome: Outcome
@@ -96,8 +94,7 @@ class Run:
     peak_cpus: float | None = None  # and at most, over some seconds
 
 
-@value
-class Profile:
+class Profile(Struct, frozen=True):
     """All remembered runs of one job type on one GPU model, oldest first."""
 
     job_type: str
@@ -107,8 +104,7 @@ class Profile:
     runs: tuple[Run, ...] = ()
 
 
-@value
-class Estimate:
+class Estimate(Struct, frozen=True):
     """The estimated need of the next run on each GPU, and the reason."""
 
     need_bytes: int

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from grn.model.gpu import Gpu
 from grn.model.job import Holder, Outcome, Run
-from grn.model.value import value
 from grn.negotiator.events import Booking, Lease, LeaseSettled, SaveUse, Wait
 
 
-@value
-class SaveLease:
+class SaveLease(Struct, frozen=True):
     lease: Lease
 
 
-@value
-class DropLease:
+class DropLease(Struct, frozen=True):
     lease: str
 
 
-@value
-class SaveWaiting:
+class SaveWaiting(Struct, frozen=True):
     key: str
     sequence: int
     holder: Holder | None = None
 
 
-@value
-class DropWaiting:
+class DropWaiting(Struct, frozen=True):
     key: str
 
 
-@value
-class SaveRun:
+class SaveRun(Struct, frozen=True):
     job_type: str
     model: str
     label: str
@@ -39,16 +35,14 @@ class SaveRun:
     run: Run
 
 
-@value
-class SaveNumber:
+class SaveNumber(Struct, frozen=True):
     """Save a number that was learned from all jobs together."""
 
     name: str
     value: float
 
 
-@value
-class SaveStart:
+class SaveStart(Struct, frozen=True):
     """Remember a start, to compare it with what was forecast, in seconds from the forecast."""
 
     earliest_s: float  # as played
@@ -58,31 +52,26 @@ class SaveStart:
     waited_s: float
 
 
-@value
-class SaveGpu:
+class SaveGpu(Struct, frozen=True):
     """Remember that a GPU was enumerated in this boot."""
 
     uuid: str
 
 
-@value
-class SaveBooking:
+class SaveBooking(Struct, frozen=True):
     booking: Booking
 
 
-@value
-class DropBooking:
+class DropBooking(Struct, frozen=True):
     booking: int
     because: str = ""  # for the log
 
 
-@value
-class DropProfile:
+class DropProfile(Struct, frozen=True):
     job_type: str
 
 
-@value
-class Grant:
+class Grant(Struct, frozen=True):
     """Tell the client with this key that it has the lease."""
 
     key: str
@@ -90,8 +79,7 @@ class Grant:
     gpus: tuple[Gpu, ...]
 
 
-@value
-class Refuse:
+class Refuse(Struct, frozen=True):
     """Tell the client that its request can never be granted."""
 
     key: str
@@ -100,14 +88,12 @@ class Refuse:
     code: str = "NeverFits"
 
 
-@value
-class TellWaiting:
+class TellWaiting(Struct, frozen=True):
     key: str
     wait: Wait
 
 
-@value
-class Settle:
+class Settle(Struct, frozen=True):
     """Answer the clients that ended a lease, and keep its end in the history."""
 
     lease: Lease
@@ -117,16 +103,14 @@ class Settle:
     is_lost: bool = False  # its process ended without a report
 
 
-@value
-class AskYield:
+class AskYield(Struct, frozen=True):
     """Ask the holder of a lease to end its job soon and to run it again later."""
 
     lease: Lease
     key: str = ""  # of the request that needs the room; empty where a booking does
 
 
-@value
-class TellIdle:
+class TellIdle(Struct, frozen=True):
     """Tell the owner of a lease that it is idle; its queue may have to end the job."""
 
     lease: Lease
@@ -136,8 +120,7 @@ class TellIdle:
     is_to_end: bool = False
 
 
-@value
-class TellIdleStranger:
+class TellIdleStranger(Struct, frozen=True):
     """Tell the owner of a process without a lease that it is idle."""
 
     pid: int
@@ -147,8 +130,7 @@ class TellIdleStranger:
     held_bytes: int | None
 
 
-@value
-class KillProcesses:
+class KillProcesses(Struct, frozen=True):
     """Kill the processes of a lease that overflowed a virtual GPU."""
 
     lease: str
@@ -156,22 +138,19 @@ class KillProcesses:
     pids: tuple[int, ...]
 
 
-@value
-class SetTimer:
+class SetTimer(Struct, frozen=True):
     """Send `TimerFired` at this time."""
 
     at: float
 
 
-@value
-class Defer:
+class Defer(Struct, frozen=True):
     """Send `Resumed` a moment later: there is more to do."""
 
     is_soon: bool = False  # as soon as the messages that have arrived are answered
 
 
-@value
-class LookSoon:
+class LookSoon(Struct, frozen=True):
     """Read the GPUs again now: a request waits for memory that may be free already."""
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn.model.gpu import GpuHealth, Reading
 from grn.model.host import HOST_MODEL

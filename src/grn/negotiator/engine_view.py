@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from grn.model.gpu import GpuKind
 from grn.model.job import Argument, Profile, Request

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from enum import Enum
 
+from msgspec import Struct
+
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HostReading, HostSize
 from grn.model.job import Holder, Outcome, Profile, Request, Run
-from grn.model.value import value
 
 # --- shared by events and actions ------------------------------------------------------------
 
@@ -41,8 +42,7 @@ class WaitReason(Enum):
     RESTARTING = "restarting"
 
 
-@value
-class Wait:
+class Wait(Struct, frozen=True):
     """A request has to wait: the reason for programs and the sentence for people."""
 
     reason: WaitReason
@@ -50,8 +50,7 @@ class Wait:
     lacks: float = 0.0  # what the host has too little of: bytes of memory, or cores
 
 
-@value
-class Lease:
+class Lease(Struct, frozen=True):
     """A granted right, as it is saved and shown."""
 
     request: Request
@@ -84,8 +83,7 @@ class Lease:
         return self.idled_s + (0.0 if self.idle_since is None else max(0.0, at - self.idle_since))
 
 
-@value
-class Booking:
+class Booking(Struct, frozen=True):
     """GPUs kept for one user for a while, as it is saved and shown. Times are of the wall clock."""
 
     id: int
@@ -103,8 +101,7 @@ class Booking:
         return self.start_at < end_at and start_at < self.end_at
 
 
-@value
-class LeaseSettled:
+class LeaseSettled(Struct, frozen=True):
     """How a lease ended; without an outcome there is no such lease."""
 
     outcome: Outcome | None
@@ -115,8 +112,7 @@ class LeaseSettled:
     has_larger: bool = False  # it was alone, and a GPU with more memory is managed here
 
 
-@value
-class SaveUse:
+class SaveUse(Struct, frozen=True):
     """A user's usage, in hours of a whole GPU; 0 when it has decayed."""
 
     user: int
@@ -127,8 +123,7 @@ class SaveUse:
 # --- events --------------------------------------------------------------------------------
 
 
-@value
-class JobStarted:
+class JobStarted(Struct, frozen=True):
     """The negotiator started: its GPUs and its saved state."""
 
     at: float
@@ -144,22 +139,19 @@ class JobStarted:
     bookings: tuple[Booking, ...] = ()
 
 
-@value
-class Requested:
+class Requested(Struct, frozen=True):
     at: float
     request: Request
 
 
-@value
-class Withdrawn:
+class Withdrawn(Struct, frozen=True):
     """A waiting client is gone."""
 
     at: float
     key: str
 
 
-@value
-class HolderChanged:
+class HolderChanged(Struct, frozen=True):
     """The process that runs the job took its lease over from the requesting process."""
 
     at: float
@@ -168,24 +160,21 @@ class HolderChanged:
     is_reported: bool = False  # a connected process will report the end
 
 
-@value
-class ReporterJoined:
+class ReporterJoined(Struct, frozen=True):
     """A connected process will report how the job of a lease ends."""
 
     at: float
     lease: str
 
 
-@value
-class ReporterLost:
+class ReporterLost(Struct, frozen=True):
     """The connection of that process is closed."""
 
     at: float
     lease: str
 
 
-@value
-class Released:
+class Released(Struct, frozen=True):
     """A client says that a lease has ended."""
 
     at: float
@@ -199,38 +188,33 @@ class Released:
     is_awaited: bool = True  # else a request that has arrived goes before learning from the run
 
 
-@value
-class KernelKilled:
+class KernelKilled(Struct, frozen=True):
     """The kernel ended processes, of jobs or others, since the host's memory was full."""
 
     at: float
     count: int
 
 
-@value
-class HolderGone:
+class HolderGone(Struct, frozen=True):
     """The process that holds a lease has ended, and no client has released the lease."""
 
     at: float
     lease: str
 
 
-@value
-class TimerFired:
+class TimerFired(Struct, frozen=True):
     """The time of a `SetTimer` has come."""
 
     at: float
 
 
-@value
-class Resumed:
+class Resumed(Struct, frozen=True):
     """The actions before a `Defer` are carried out."""
 
     at: float
 
 
-@value
-class Sampled:
+class Sampled(Struct, frozen=True):
     at: float
     readings: tuple[Reading, ...]
     survived: frozenset[str] = frozenset()  # leases whose holder is gone and left processes behind
@@ -239,14 +223,12 @@ class Sampled:
     owners: tuple[tuple[int, int], ...] = ()  # processes without a lease, and their users
 
 
-@value
-class ProfileForgotten:
+class ProfileForgotten(Struct, frozen=True):
     at: float
     job_type: str
 
 
-@value
-class RunsImported:
+class RunsImported(Struct, frozen=True):
     """A user's own runs of a job type, measured by the negotiator of another machine."""
 
     at: float
@@ -257,22 +239,19 @@ class RunsImported:
     runs: tuple[Run, ...]
 
 
-@value
-class BookingMade:
+class BookingMade(Struct, frozen=True):
     """A user has booked GPUs: the booking, and others that have other GPUs since."""
 
     at: float
     bookings: tuple[Booking, ...]
 
 
-@value
-class BookingRemoved:
+class BookingRemoved(Struct, frozen=True):
     at: float
     booking: int
 
 
-@value
-class Stopping:
+class Stopping(Struct, frozen=True):
     """The negotiator is about to end; leases go on."""
 
     at: float

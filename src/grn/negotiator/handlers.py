@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn import paths
 from grn.daemon.connection import Pieces, Verbs

@@ -9,9 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import chain
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn.gpus.host_probe import HostProbe
 from grn.gpus.probe import GpuProbe, Inventory, Placement

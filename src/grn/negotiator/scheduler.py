@@ -7,8 +7,9 @@ in `schedule/grant.py`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import islice
+
+from msgspec.structs import replace
 
 from grn.model.job import Request
 from grn.negotiator.actions import (

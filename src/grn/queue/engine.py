@@ -7,8 +7,9 @@ processes, files and clocks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn.queue.events import (
     Action,

@@ -5,7 +5,7 @@ Events are in the past tense and carry their time; actions are imperatives for t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from grn.queue.jobs.job import (
     AttemptFate,
@@ -21,8 +21,7 @@ from grn.queue.jobs.job import (
 # --- events --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(Struct, frozen=True):
     """The queue started: all jobs that have not ended, and the ends of jobs they depend on."""
 
     at: float
@@ -32,31 +31,27 @@ class Recovered:
     arrays: tuple[KeptArray, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(Struct, frozen=True):
     at: float
     jobs: tuple[JobSpec, ...]
     ends: tuple[tuple[int, bool], ...] = ()  # jobs that have ended already: id, ended well
     is_held: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ArraySubmitted:
+class ArraySubmitted(Struct, frozen=True):
     at: float
     array: KeptArray
     ends: tuple[tuple[int, bool], ...] = ()  # as of `Submitted`
 
 
-@dataclass(frozen=True, slots=True)
-class MembersNamed:
+class MembersNamed(Struct, frozen=True):
     """A request is about members of arrays: they must be jobs of their own first."""
 
     at: float
     jobs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseGranted:
+class LeaseGranted(Struct, frozen=True):
     at: float
     job: int
     lease: str
@@ -67,8 +62,7 @@ class LeaseGranted:
     memory_cap: float | None = None  # the part of its GPUs that a job's framework may take
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseAwaited:
+class LeaseAwaited(Struct, frozen=True):
     """The negotiator gave the reason why there is no GPU yet."""
 
     at: float
@@ -76,8 +70,7 @@ class LeaseAwaited:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRefused:
+class LeaseRefused(Struct, frozen=True):
     """The negotiator refused the request for good."""
 
     at: float
@@ -85,25 +78,21 @@ class LeaseRefused:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class NegotiatorLost:
+class NegotiatorLost(Struct, frozen=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class NegotiatorFound:
+class NegotiatorFound(Struct, frozen=True):
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptStarted:
+class AttemptStarted(Struct, frozen=True):
     at: float
     job: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(Struct, frozen=True):
     """An attempt is over; sent again with the negotiator's answer after `SettleLease`."""
 
     at: float
@@ -113,8 +102,7 @@ class Exited:
     settled: Settlement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShimLost:
+class ShimLost(Struct, frozen=True):
     """The shim is gone without an exit record; its leftover processes were ended."""
 
     at: float
@@ -122,8 +110,7 @@ class ShimLost:
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFound:
+class AttemptFound(Struct, frozen=True):
     """A node has told what became of an attempt that was out of sight."""
 
     at: float
@@ -133,8 +120,7 @@ class AttemptFound:
     text: str  # what happened there
 
 
-@dataclass(frozen=True, slots=True)
-class ActionFailed:
+class ActionFailed(Struct, frozen=True):
     """An action for one attempt of a job could not be carried out."""
 
     at: float
@@ -143,31 +129,27 @@ class ActionFailed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(Struct, frozen=True):
     at: float
     jobs: tuple[int, ...]
     is_now: bool = False
     text: str = ""  # the reason, where no client requested the cancel
 
 
-@dataclass(frozen=True, slots=True)
-class CancelContinued:
+class CancelContinued(Struct, frozen=True):
     """The next cancelled members of arrays can be ended, as `ContinueCancel` wanted."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitterGone:
+class SubmitterGone(Struct, frozen=True):
     """A process that jobs are tied to has ended."""
 
     at: float
     submitter: str
 
 
-@dataclass(frozen=True, slots=True)
-class YieldAsked:
+class YieldAsked(Struct, frozen=True):
     """The negotiator asks for the end of the attempt under a lease, to make room."""
 
     at: float
@@ -175,8 +157,7 @@ class YieldAsked:
     is_idle: bool = False  # whether the job was submitted as yielding or not
 
 
-@dataclass(frozen=True, slots=True)
-class IdleReported:
+class IdleReported(Struct, frozen=True):
     """The negotiator says that the attempt under a lease holds GPUs and does not use them."""
 
     at: float
@@ -186,15 +167,13 @@ class IdleReported:
     is_to_end: bool = False  # the rule of the machine is to end such jobs
 
 
-@dataclass(frozen=True, slots=True)
-class HoldAsked:
+class HoldAsked(Struct, frozen=True):
     at: float
     jobs: tuple[int, ...]
     is_held: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class MoveAsked:
+class MoveAsked(Struct, frozen=True):
     """Give jobs another priority, or the first or last place of their priority."""
 
     at: float
@@ -203,22 +182,19 @@ class MoveAsked:
     to_front: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Edited:
+class Edited(Struct, frozen=True):
     """A queued job was given other options, which the journal has already."""
 
     at: float
     spec: JobSpec
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainAsked(Struct, frozen=True):
     at: float
     is_drained: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ClockRead:
+class ClockRead(Struct, frozen=True):
     """The wall clock, at the time that `WakeAt` named or before."""
 
     at: float
@@ -255,8 +231,7 @@ Event = (
 # --- actions -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SaveMembers:
+class SaveMembers(Struct, frozen=True):
     """Persist members of an array as jobs, and which members are left."""
 
     array: int
@@ -264,8 +239,7 @@ class SaveMembers:
     left: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveState:
+class SaveState(Struct, frozen=True):
     """Persist the state of a job."""
 
     job: int
@@ -279,8 +253,7 @@ class SaveState:
     spared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SaveBegin:
+class SaveBegin(Struct, frozen=True):
     """Persist that an attempt begins, before it does."""
 
     job: int
@@ -290,8 +263,7 @@ class SaveBegin:
     reserved_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SaveAttemptEnd:
+class SaveAttemptEnd(Struct, frozen=True):
     """Persist how an attempt ended."""
 
     job: int
@@ -302,8 +274,7 @@ class SaveAttemptEnd:
     text: str = ""  # the reason, where it is not obvious
 
 
-@dataclass(frozen=True, slots=True)
-class SaveEnd:
+class SaveEnd(Struct, frozen=True):
     """Persist how a job ended."""
 
     job: int
@@ -312,44 +283,38 @@ class SaveEnd:
     exit: Exit | None
 
 
-@dataclass(frozen=True, slots=True)
-class SaveDrain:
+class SaveDrain(Struct, frozen=True):
     is_drained: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AskLease:
+class AskLease(Struct, frozen=True):
     spec: JobSpec
     attempt: int
     memory_attempt: int
     is_spared: bool = False  # it ran out of memory before because others took its room
 
 
-@dataclass(frozen=True, slots=True)
-class DropAsk:
+class DropAsk(Struct, frozen=True):
     """Withdraw a request for a lease."""
 
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class PassAsk:
+class PassAsk(Struct, frozen=True):
     """Pass a lease request on to another job of the same kind; request again if it was granted."""
 
     job: int
     heir: AskLease
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnLease:
+class ReturnLease(Struct, frozen=True):
     """Give back a lease."""
 
     lease: str
     exit: Exit | None = None  # of the last attempt under it, None without one
 
 
-@dataclass(frozen=True, slots=True)
-class SettleLease:
+class SettleLease(Struct, frozen=True):
     """Report how an attempt ended, then send `Exited` again with the negotiator's answer."""
 
     job: int
@@ -358,23 +323,20 @@ class SettleLease:
     exit: Exit
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(Struct, frozen=True):
     """Get ready for the attempt that is likely to start next; it may not."""
 
     job: int
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class WatchLease:
+class WatchLease(Struct, frozen=True):
     """Register with the negotiator as the reporter of a lease's end."""
 
     lease: str
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     job: int
     attempt: int
     lease: str
@@ -382,8 +344,7 @@ class Launch:
     memory_cap: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Struct, frozen=True):
     """Make a job's shim end its process tree."""
 
     job: int
@@ -392,16 +353,14 @@ class Stop:
     is_yield: bool = False  # the job runs again
 
 
-@dataclass(frozen=True, slots=True)
-class TellEnded:
+class TellEnded(Struct, frozen=True):
     """Notify the clients that wait for a job, and run its hooks."""
 
     job: int
     reason: EndReason
 
 
-@dataclass(frozen=True, slots=True)
-class RunIdleHook:
+class RunIdleHook(Struct, frozen=True):
     """Run the user's hook for an idle job."""
 
     job: int
@@ -409,20 +368,17 @@ class RunIdleHook:
     held_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ContinueCancel:
+class ContinueCancel(Struct, frozen=True):
     """Send `CancelContinued` in a later turn: others are answered in between."""
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True):
     """Send `ClockRead` at this time of the wall clock; replaces an earlier `WakeAt`."""
 
     clock: float
 
 
-@dataclass(frozen=True, slots=True)
-class TellEmpty:
+class TellEmpty(Struct, frozen=True):
     """The last job has ended."""
 
 

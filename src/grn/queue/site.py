@@ -6,23 +6,22 @@ queue what became of each attempt. It decides nothing about jobs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from grn.queue.jobs.job import AttemptFate, Exit
 from grn.queue.journal.rows import Command
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One attempt, by its numbers."""
 
     job: int
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """What became of an attempt; with a fault its files are damaged and it is not run again."""
 
     fate: AttemptFate

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from grn import __version__, wire
 from grn.queue.jobs.job import AttemptFate, EndReason, Exit
@@ -434,7 +435,7 @@ def test_times_of_a_wrong_clock_are_put_right(folder: Path) -> None:
         ((_, told),) = world.listener.ended
         assert told is not None
         skew = world.node.clock_skew_s
-        assert told == replace(Exit(0), ended_at=1e6 + 50 - skew)
+        assert told == structs.replace(Exit(0), ended_at=1e6 + 50 - skew)
         assert skew < -1e8
 
     _in_a_loop(story)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
 from statistics import fmean, median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Argument, Run
 from grn.negotiator.learn.least_squares import fit, rank_correlation
@@ -88,8 +90,7 @@ def likely_matters(name: str) -> bool:
 # --- how memory follows them ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Beyond:
+class Beyond(Struct, frozen=True):
     """An argument outside the range of all runs, and how many times as large it is."""
 
     name: str
@@ -143,8 +144,7 @@ def less_beyond(beyond: Beyond, runs: Sequence[Run]) -> Beyond:
     return replace(beyond, times=beyond.times**power)
 
 
-@dataclass(frozen=True, slots=True)
-class FittedLine:
+class FittedLine(Struct, frozen=True):
     """Memory as a line over a number, over two, or over their product, within the seen range.
 
     Each term is a number or a product of two; it has a slope and the range in which it was seen.
@@ -188,8 +188,7 @@ class FittedLine:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
+class Groups(Struct, frozen=True):
     """Memory by the value of one argument."""
 
     name: str

@@ -6,8 +6,9 @@ A function of each job's reservation and use; the consequences are decided elsew
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from grn.model.units import show_size
 
@@ -23,8 +24,7 @@ class Fault(Enum):
     NOBODY = "nobody"  # all kept within their reservations
 
 
-@dataclass(frozen=True, slots=True)
-class Participant:
+class Participant(Struct, frozen=True):
     """One job's reservation on a GPU, and its use there."""
 
     lease: str
@@ -37,8 +37,7 @@ class Participant:
         return self.used_bytes > self.reserved_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """A GPU, all GPUs of a job together, or the host at the moment a job ran out of memory."""
 
     job: Participant
@@ -51,8 +50,7 @@ class Scene:
     spare_bytes: int = 0  # memory that no job had reserved: strangers may have as much
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """The cause, the neighbours above their reservations, and a sentence for people."""
 
     fault: Fault

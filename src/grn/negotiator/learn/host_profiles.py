@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
+
+from msgspec.structs import replace
 
 from grn.model.host import HostShare
 from grn.model.job import Argument, Outcome, Profile, Request, Run

@@ -9,8 +9,11 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import IdleRule
 from grn.negotiator.actions import Action, SaveLease, TellIdle, TellIdleStranger
@@ -28,8 +31,7 @@ _LONGEST_S = 120.0  # between two samples that belong together
 Name = str | tuple[str, int]  # a lease, or a process on a GPU
 
 
-@dataclass(frozen=True, slots=True)
-class IdleStranger:
+class IdleStranger(Struct, frozen=True):
     """A process without a lease that holds memory of a GPU and does not use it."""
 
     pid: int

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Column = Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Regression:
+class Regression(Struct, frozen=True):
     """A fitted line: intercept, a slope for each column, and residuals."""
 
     base: float

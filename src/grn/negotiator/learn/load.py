@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
+
+from msgspec.structs import replace
 
 from grn.model.job import Argument, Outcome, Profile, Request, Run
 from grn.negotiator.events import Lease, LeaseState

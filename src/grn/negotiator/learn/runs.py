@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Outcome, Run
 from grn.model.units import show_size
-from grn.model.value import value
 from grn.negotiator.actions import Action, DropLease, SaveLease, SaveNumber, SaveRun
 from grn.negotiator.events import Lease, LeaseSettled, LeaseState, Released
 from grn.negotiator.learn.blame import Fault, Participant, Scene, Verdict, judge
@@ -27,8 +28,7 @@ _SOON_S = 2.0  # after the sample before
 _WITHIN = 1.05  # times its reservation of host memory: sizes of processes are samples
 
 
-@value
-class EndedRun:
+class EndedRun(Struct, frozen=True):
     """A run whose end was judged, with what was seen of it."""
 
     lease: Lease

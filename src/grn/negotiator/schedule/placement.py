@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Policy, Request
 from grn.model.text import counted
 from grn.model.units import show_size
-from grn.model.value import value
 from grn.negotiator.events import Wait, WaitReason
 from grn.negotiator.learn.interference import is_worth
 from grn.negotiator.schedule.gang import Candidate, choose
@@ -26,8 +27,7 @@ _MAX_NAMED = 4  # groups of GPUs whose jobs a reason names
 _TINY = 1e-9  # for the rounding errors of summed shares
 
 
-@value
-class Need:
+class Need(Struct, frozen=True):
     """What a request needs on a GPU of one model. A probe takes all that is free there."""
 
     need_bytes: int
@@ -39,8 +39,7 @@ class Need:
     longer: float = 1.0  # duration here relative to the fastest model
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """The GPUs of one model: the memory of the largest, and how much of it may be reserved."""
 
     total_bytes: int
@@ -48,8 +47,7 @@ class Size:
     count: int = 1  # of the largest
 
 
-@value
-class Place:
+class Place(Struct, frozen=True):
     """A placement: the GPUs, and the memory reserved on each."""
 
     gpus: tuple[str, ...]
@@ -62,8 +60,7 @@ class Place:
 Entry = tuple[float, int]  # the room on a GPU, and its index among the books
 
 
-@value
-class FreeSpace:
+class FreeSpace(Struct, frozen=True):
     """The room on GPUs, the least first, and the number of empty ones, for quick refusals."""
 
     free: Sequence[Entry]

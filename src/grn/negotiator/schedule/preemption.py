@@ -8,10 +8,13 @@ are asked. Who asks for the end, and how, is decided elsewhere.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Request
 from grn.negotiator.actions import AskYield
@@ -37,8 +40,7 @@ ROOM = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Struct, frozen=True):
     """The GPUs that are reserved for a request until the leases asked have ended."""
 
     key: str
@@ -48,8 +50,7 @@ class Claim:
     asked_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
+class Costs(Struct, frozen=True):
     """What the choice needs to know of leases and requests."""
 
     needs: Callable[[Request], dict[str, Need]]
@@ -260,7 +261,7 @@ def without(book: Book, gone: Collection[str], load: float) -> Book:
     )
     used = reading.used_bytes
     reading = replace(reading, uses=left, used_bytes=None if used is None else max(0, used - freed))
-    made = replace(
+    made = dataclasses.replace(
         book,
         reading=reading,
         leases={one: lease for one, lease in book.leases.items() if one not in gone},

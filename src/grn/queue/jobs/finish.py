@@ -5,8 +5,10 @@ Also interprets, for recovery, the files on disk. Pure functions of plain values
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.oom_retry import Had, again, again_on_host
 from grn.model.units import show_time
@@ -23,8 +25,7 @@ _TOLD = {
 _RAN_OUT = (EndReason.OUT_OF_MEMORY, EndReason.OUT_OF_RAM)
 
 
-@dataclass(frozen=True, slots=True)
-class RetryBudget:
+class RetryBudget(Struct, frozen=True):
     """Used and remaining attempts: retries, attempts with more memory, attempts as a victim."""
 
     left: int = 0
@@ -32,16 +33,14 @@ class RetryBudget:
     spared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptEnd:
+class AttemptEnd(Struct, frozen=True):
     """The job is over."""
 
     reason: EndReason
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RunAgain:
+class RunAgain(Struct, frozen=True):
     """The job goes back into the queue."""
 
     reason: EndReason  # of the attempt that was not enough

@@ -7,9 +7,10 @@ a step that the table does not list is a bug.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from grn.model.outcome import Outcome
 
@@ -59,8 +60,7 @@ def after(state: JobState, step: Step) -> JobState:
     return NEXT[state, step]
 
 
-@dataclass(frozen=True, slots=True)
-class After:
+class After(Struct, frozen=True):
     """A job that must have ended first, and whether it must have ended well."""
 
     job: int
@@ -104,8 +104,7 @@ class JobSpec(NamedTuple):
     time_limit_s: float | None = None  # its attempts are ended after so long
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """The exit record that a shim wrote for one attempt."""
 
     status: int | None  # exit status of the command, None when a signal ended it
@@ -122,8 +121,7 @@ class Exit:
     is_killed: bool = False  # by a SIGKILL that none of ours sent, or one of its processes was
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(Struct, frozen=True):
     """The negotiator's answer to the end of a lease."""
 
     outcome: str | None = None
@@ -173,8 +171,7 @@ class KeptArray(NamedTuple):
     fault: str = ""  # its record is damaged: no more members are run
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+class JobView(Struct, frozen=True):
     """A job that has not ended, at one moment; later changes of the queue do not change it."""
 
     id: int

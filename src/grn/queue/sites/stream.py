@@ -11,7 +11,6 @@ import functools
 import json
 import re
 import struct
-from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -45,15 +44,13 @@ _Undecodable = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 Message = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseBytes:
+class LeaseBytes(msgspec.Struct, frozen=True):
     """Bytes of the lease conversation with the node's negotiator."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LogPiece:
+class LogPiece(msgspec.Struct, frozen=True):
     """A part of one file of an attempt's output."""
 
     attempt: Attempt
@@ -62,8 +59,7 @@ class LogPiece:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class FilePiece:
+class FilePiece(msgspec.Struct, frozen=True):
     """A part of a folder's pack, named by its digest, or of a fetched file: job.attempt.number."""
 
     name: str
@@ -87,7 +83,7 @@ def encode(frame: Frame) -> bytes:
     try:
         return _framed(_MESSAGE, _encode_json(frame))
     except UnicodeEncodeError:  # a file name that is not UTF-8, in the text of an error
-        text = json.dumps(frame, ensure_ascii=False, default=asdict)
+        text = json.dumps(msgspec.to_builtins(frame), ensure_ascii=False)
         return _framed(_MESSAGE, text.encode(errors="replace"))
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from grn.model.job import Argument, Estimate, Profile, Run
 from grn.model.units import show_size
@@ -194,8 +194,7 @@ class Known:
 # --- memory by arguments --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ByArguments:
+class ByArguments(Struct, frozen=True):
     """Memory of a type's next run, predicted by its arguments."""
 
     line: FittedLine | None

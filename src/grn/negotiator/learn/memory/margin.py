@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from statistics import NormalDist
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 MIN_HEADROOM = 0.05
 FIRST_SPREAD, MIN_SPREAD, MAX_SPREAD = 0.15, 0.03, 0.6
@@ -27,8 +29,7 @@ _ALIKE = 1.1  # largest over smallest peak: below it arguments are not worth a t
 _MOVED = 1.1  # a smaller change does not renew estimates
 
 
-@dataclass(frozen=True, slots=True)
-class Margin:
+class Margin(Struct, frozen=True):
     """The headroom above the largest peak, beside the spread of the type's own runs."""
 
     spread: float = FIRST_SPREAD  # standard deviation of the logarithms of a type's peaks

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Argument, Estimate, Outcome, Profile, Run
 from grn.model.units import GiB, MiB, show_size
@@ -43,8 +46,7 @@ CUT_SHORT = (
 )  # its peak may have been reached all the same
 
 
-@dataclass(frozen=True, slots=True)
-class RunWatch:
+class RunWatch(Struct, frozen=True):
     """The samples of one running job: its peak and when that last rose."""
 
     began_at: float
@@ -121,8 +123,7 @@ def trimmed_bytes(watch: RunWatch, most_bytes: int, capacity_bytes: int) -> int:
     return min(capacity_bytes, int(need) + pad_bytes(capacity_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Settling:
+class Settling(Struct, frozen=True):
     """When runs of a type have nearly their peak: the latest age, and the smallest of the peaks."""
 
     grown_s: float

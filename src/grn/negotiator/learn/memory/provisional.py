@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from grn.model.job import Argument, Profile, Request
 from grn.model.units import show_size
@@ -179,8 +181,7 @@ def guess_bytes(ranked: Sequence[int], floor_bytes: int, capacity_bytes: int) ->
 # --- other models ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LowerBound:
+class LowerBound(Struct, frozen=True):
     """A lower bound of a need, by a run that ran out of memory alone on a GPU of a model."""
 
     need_bytes: int

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from grn.model.host import HOST_MODEL
 from grn.model.job import Argument, Estimate, Outcome, Profile, Request, Run

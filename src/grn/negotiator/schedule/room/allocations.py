@@ -6,7 +6,8 @@ Keeps the three consistent. The next grant is decided elsewhere.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from grn.model.gpu import Gpu, Reading
 from grn.model.host import HOST_MODEL

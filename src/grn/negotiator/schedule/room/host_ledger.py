@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from grn.model.host import HostReading, HostSize
 from grn.model.units import show_size
-from grn.model.value import value
 from grn.negotiator.actions import Refuse
 from grn.negotiator.events import Lease, LeaseState, Wait, WaitReason
 
@@ -25,8 +25,7 @@ _GUESSED = 0.5  # a guessed need is tried again with this part of it: guesses ch
 _TINY = 1e-6  # for the rounding errors of summed cores
 
 
-@value
-class HostNeed:
+class HostNeed(Struct, frozen=True):
     """What a request needs of the host, and the reasons."""
 
     ram_bytes: int = 0
@@ -41,16 +40,14 @@ class HostNeed:
 NOTHING = HostNeed()
 
 
-@value
-class HostRoom:
+class HostRoom(Struct, frozen=True):
     """The memory and the cores that are free; infinite where all may start."""
 
     ram_bytes: float = math.inf
     cpus: float = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
+class _Use(Struct, frozen=True):
     """The measured use of one lease."""
 
     ram_bytes: int | None = None

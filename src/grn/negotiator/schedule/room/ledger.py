@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from grn.model.gpu import ComputeMode, Gpu, GpuHealth, GpuKind, Reading
 from grn.model.job import IdleRule

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
+
+from msgspec.structs import replace
 
 from grn.negotiator.events import SaveUse
 from grn.negotiator.schedule.room.ledger import Rules

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from grn.model.job import Request
-from grn.model.value import value
 from grn.negotiator.events import WaitReason
 
 Turn = tuple[int, int, int, float, int]
 Kind = tuple[object, ...]
 
 
-@value
-class WaitingRequest:
+class WaitingRequest(Struct, frozen=True):
     """One waiting request: its place and since when it waits."""
 
     request: Request
@@ -50,8 +50,7 @@ class Reach(NamedTuple):
 ANYWHERE = Reach()
 
 
-@value
-class Refusal:
+class Refusal(Struct, frozen=True):
     """A refusal of a group's head that holds until one of these changes."""
 
     job_type: str

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
 
-from grn.model.value import value
+from msgspec import Struct
+
 from grn.negotiator.events import WaitReason
 from grn.negotiator.schedule.placement import FreeSpace
 from grn.negotiator.schedule.room.host_ledger import HostRoom
@@ -58,8 +59,7 @@ class _GroupLine:
     needs: list[float] = field(default_factory=list)
 
 
-@value
-class Ahead:
+class Ahead(Struct, frozen=True):
     """The bookings that close GPUs to a request."""
 
     closed: Sequence[frozenset[str]] = (frozenset(),)  # now; then until each later one begins

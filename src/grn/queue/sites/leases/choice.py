@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from grn.queue.jobs.job import JobSpec
 
@@ -14,8 +15,7 @@ Rank = tuple[float, float, float]
 MAX_ASKED = 4  # each request costs the queue and a negotiator about half a millisecond
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateNode:
+class CandidateNode(Struct, frozen=True):
     """This machine or a node, at one moment."""
 
     name: str
@@ -34,8 +34,7 @@ class CandidateNode:
         return min(1.0, crowd), self.work_s / gpus if crowd >= 1 else 0.0, crowd
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateNodes:
+class CandidateNodes(Struct, frozen=True):
     """All places at one moment, the soonest start first; sorted once for many requests."""
 
     in_order: tuple[CandidateNode, ...]
@@ -59,8 +58,7 @@ class CandidateNodes:
 _FIRST: Rank = (0.0, 0.0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class PilotSite:
+class PilotSite(Struct, frozen=True):
     """A site whose engine places nodes when they are needed, at one moment."""
 
     name: str
@@ -69,8 +67,7 @@ class PilotSite:
     text: str  # why it has no node that is up
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """The jobs that wait for one more node, and the GPUs of the largest."""
 
     jobs: int = 0
@@ -81,8 +78,7 @@ class Demand:
         return math.ceil(self.jobs / max(1, gpus // max(1, self.gpus)))
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """The places to ask, and those whose requests are withdrawn for it."""
 
     ask: tuple[str, ...] = ()
