@@ -310,7 +310,7 @@ def test_out_of_memory_is_read_from_what_the_command_says(
     assert ended.code == 1
     because = "ran out of GPU memory although it was alone on GPU 0 (512 MiB)"
     assert ended.err == f"{said}\ngrn: the command {because}\n"
-    assert "outcome=oom" in here.log
+    wait_for(lambda: "outcome=oom" in here.log, lambda: here.log)  # lines are written in batches
 
 
 def test_words_alone_are_no_failure(story: Story, negotiator: Negotiators, grn_exec: Start) -> None:

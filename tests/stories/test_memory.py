@@ -107,7 +107,7 @@ def test_a_job_that_overflows_its_virtual_gpu_is_killed_as_out_of_memory(
     assert job.wait().code == -9
     here.wait_for_leases(0)
     assert "reason=virtual-gpu-overflow" in here.log
-    assert "outcome=oom" in here.log
+    wait_for(lambda: "outcome=oom" in here.log, lambda: here.log)
     assert here.history()[0]["outcome"] == "failed"  # it was alone: the job's own fault
 
 
