@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,9 @@ def test_using_the_public_names_needs_the_standard_library_only() -> None:
 
 def test_the_count_of_modules_would_notice_a_heavy_import() -> None:
     assert len(modules_added_by("import asyncio")) > MAX_MODULES
+
+
+def test_all_commands_are_entry_points() -> None:
+    """Installers start these from any path; a script in the wheel fails where that has a blank."""
+    commands = {one.name for one in metadata.entry_points(group="console_scripts")}
+    assert {"grn", "grn-start", "grn-run"} <= commands

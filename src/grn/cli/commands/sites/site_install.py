@@ -24,7 +24,6 @@ INSTALL_S = 900.0
 DISTRIBUTION = "gpu-resource-negotiator"
 FOLDER = "~/.local/share/grn"
 PYTHON = f"{FOLDER}/venv/bin/python"
-_SCRIPT = b"#!python\nfrom grn.cli.main import main\n\nmain()\n"  # as bin/grn
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: grn\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 _PARTS = ("grn", "glb", "gpu_task_scheduler", "hydra_plugins")  # what a wheel of grn holds
 
@@ -85,7 +84,6 @@ def own_wheel() -> tuple[str, bytes]:
         f"{info}/METADATA": (distribution.read_text("METADATA") or "").encode(),
         f"{info}/entry_points.txt": (distribution.read_text("entry_points.txt") or "").encode(),
         f"{info}/WHEEL": _WHEEL,
-        f"{stem}-{version}.data/scripts/grn": _SCRIPT,
         **dict(_files(distribution)),
     }
     record = "".join(f"{name},{_digest(data)},{len(data)}\n" for name, data in entries.items())
