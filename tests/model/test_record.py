@@ -1,4 +1,4 @@
-"""Values whose classes are cheap to make are dataclasses to those who ask."""
+"""Records are cheap to make, and dataclasses to `dataclasses` and msgspec."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class Engine:
     def _goes_before_learning(self, event: Event) -> bool:
         """True for an event that is handled before what ended runs teach, where that is little.
 
-        Whoever waited for the answer to an end asks for the next lease with that run learned.
+        After an end with an answer, the next request is decided with that run learned.
         """
         if isinstance(event, Requested):
             return not any(run.event.is_awaited for run in self._unlearned)
