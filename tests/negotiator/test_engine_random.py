@@ -57,7 +57,7 @@ class Interrupted(Engine):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._scheduler.granter.max_work = self._runs.max_work = 1
+        self._scheduler.granter.max_work = self._running.max_work = 1
         self._scheduler.granter.max_gpus_at_once = 0
         self.max_after_sample = 1
 
@@ -68,13 +68,13 @@ class Patient(Engine):
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
         self._reference = Engine(rules)
-        self._runs.max_work, self._reference._runs.max_work = 1, math.inf
+        self._running.max_work, self._reference._running.max_work = 1, math.inf
         self.max_after_sample = 1
 
     def handle(self, event: Event) -> list[Action]:
         expected = self._reference.handle(event)
         actions = super().handle(event)
-        while self._runs.is_behind or self._after_sample:
+        while self._running.is_behind or self._after_sample:
             actions = [*actions, *super().handle(Resumed(event.at))]
             self.check()
         assert _without_pauses(actions) == _without_pauses(expected)

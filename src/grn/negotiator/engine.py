@@ -51,11 +51,12 @@ from grn.negotiator.events import (
     TimerFired,
     Withdrawn,
 )
+from grn.negotiator.learn.ended_runs import EndedRun, EndedRuns
 from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
-from grn.negotiator.learn.runs import EndedRun, Runs
+from grn.negotiator.learn.running_jobs import RunningJobs
 from grn.negotiator.schedule.room.allocations import Holdings
 from grn.negotiator.schedule.room.ledger import Rules
 from grn.negotiator.schedule.room.room_index import MANY
@@ -76,7 +77,9 @@ class Engine:
         self._memory = memory or TypeProfiles()
         self._loads = loads or Loads()
         self._holdings = Holdings(self._rules, self._memory, self._loads, host)
-        self._runs = Runs(self._rules, self._memory, self._loads, self._holdings)
+        learned = (self._rules, self._memory, self._loads, self._holdings)
+        self._running = RunningJobs(*learned)
+        self._ended_runs = EndedRuns(*learned)
         self._scheduler = RequestScheduler(self._rules, self._memory, self._loads, self._holdings)
         self._waitlist = self._scheduler.waitlist
         self._bookings = self._scheduler.granter.bookings
@@ -134,7 +137,7 @@ class Engine:
         if self._unlearned and not self._goes_before_learning(event):
             actions += self._learn()
         actions += self._handlers[type(event)](event)
-        if self._scheduler.is_behind or self._runs.is_behind or self._after_sample:
+        if self._scheduler.is_behind or self._running.is_behind or self._after_sample:
             actions.append(Defer(is_soon=True))
         return actions
 
@@ -152,7 +155,7 @@ class Engine:
         self._endings.check()
         self._idle.check()
         self._scheduler.check()
-        self._runs.check()
+        self._running.check()
 
     # --- one method per event ------------------------------------------------------------
 
@@ -161,7 +164,7 @@ class Engine:
         if event.host is not None:
             guard = self._rules.guard.of(event.host.ram_bytes)
             self._holdings.host.open(event.host, guard)
-        self._runs.wall_offset_s = event.wall_offset_s
+        self._ended_runs.wall_offset_s = event.wall_offset_s
         for gpu in event.gpus:
             unread = Reading(gpu.uuid, GpuHealth.UNKNOWN)
             self._holdings.open(gpu, readings.get(gpu.uuid, unread))
@@ -220,7 +223,7 @@ class Engine:
         lease = self._leases.get(event.lease)
         if lease is None or lease.state is LeaseState.DRAINING:
             return
-        yield from self._runs.catch_up(lease)
+        yield from self._running.catch_up(lease)
         lease = self._leases[lease.id]
         is_virtual = all(book.is_virtual for book in self._holdings.books_of(lease))
         peak, reported = event.peak_bytes, event.gpu_peak_bytes
@@ -241,7 +244,7 @@ class Engine:
             event = replace(event, outcome=outcome, peak_bytes=peak)
         yield from self._ended(lease, event, shown)
         self._endings.forget(lease.id)
-        yield from self._runs.drop(lease)
+        yield from self._running.drop(lease)
         yield from self._drop_types()
         if not is_virtual:
             # The process still runs and may keep its memory a moment longer than its lease.
@@ -266,7 +269,7 @@ class Engine:
             if isinstance(lease, SetTimer):
                 yield lease
                 continue
-            yield from self._runs.catch_up(lease)
+            yield from self._running.catch_up(lease)
             lease = self._leases[lease.id]
             outcome = self._endings.outcome_of(lease, Outcome.KILLED, at)
             yield from self._ended(lease, Released(at, lease.id, outcome), outcome, is_lost=True)
@@ -284,10 +287,10 @@ class Engine:
     ) -> Iterator[Action]:
         """Judge the end of a lease, answer and learn from it."""
         self._scheduler.usage.ended(lease.id, end.at)
-        settled, run = self._runs.ended(lease, end)
+        settled, run = self._ended_runs.judge(lease, end)
         yield Settle(lease, end.at, settled, shown, is_lost)
         self._unlearned.append(replace(run, is_vain=shown is Outcome.NOT_STARTED))
-        if shown is not Outcome.OK or not self._runs.is_ordinary(run):
+        if shown is not Outcome.OK or not self._ended_runs.is_ordinary(run):
             yield from self._learn()
 
     def _goes_before_learning(self, event: Event) -> bool:
@@ -303,7 +306,7 @@ class Engine:
         """Learn from runs that have ended."""
         while self._unlearned:
             run = self._unlearned.popleft()
-            yield from self._runs.learn(run)
+            yield from self._ended_runs.learn(run)
             self._scheduler.learned((run.lease.request.job_type,))
 
     def _resumed(self, event: Resumed) -> Iterator[Action]:
@@ -313,8 +316,8 @@ class Engine:
             yield from self._learn()
             self._scheduler.granter.needs.renew(last)
             yield from self._drop_types()
-        if self._runs.is_behind:
-            yield from self._runs.go_on()
+        if self._running.is_behind:
+            yield from self._running.go_on()
         elif self._after_sample:
             yield from self._after_sample.popleft()(event.at)  # the last begins a round
         else:
@@ -322,8 +325,8 @@ class Engine:
         self._memory.refresh()
 
     def _sampled(self, event: Sampled) -> Iterator[Action]:
-        if self._runs.is_behind:
-            yield from self._runs.go_on(math.inf)  # with the sample before
+        if self._running.is_behind:
+            yield from self._running.go_on(math.inf)  # with the sample before
         for reading in event.readings:
             book = self._books.get(reading.uuid)
             if book is not None:
@@ -334,20 +337,20 @@ class Engine:
             self._holdings.host.read(event.host, event.at)
             uses = event.host.uses
             self._holdings.host_profiles.seen(self._leases.values(), uses, event.at)
-        for action in self._runs.look(event.at, event.survived):
+        for action in self._running.look(event.at, event.survived):
             if isinstance(action, DropLease):
                 self._endings.forget(action.lease)
             yield action
         if event.wall_offset_s is not None:
             self._bookings.offset_s = event.wall_offset_s
         is_small = len(self._books) <= MANY
-        if is_small or not self._runs.is_behind:
-            yield from self._runs.go_on()
+        if is_small or not self._running.is_behind:
+            yield from self._running.go_on()
         look_for_idle = partial(self._look_for_idle, event)
         self._after_sample = deque(
             [look_for_idle, self._account, self._keep_bookings, self._note_rooms, self._offer_room]
         )
-        while self._after_sample and is_small and not self._runs.is_behind:
+        while self._after_sample and is_small and not self._running.is_behind:
             yield from self._after_sample.popleft()(event.at)
 
     def _look_for_idle(self, sample: Sampled, _at: float) -> Iterable[Action]:

@@ -83,6 +83,11 @@ class Holdings:
         """Return the GPU model that a lease is on; the host for one without GPUs."""
         return self.books[lease.gpus[0]].gpu.model if lease.gpus else HOST_MODEL
 
+    def only_model_of(self, lease: Lease) -> str | None:
+        """Return the one GPU model that a lease is on, None when there are several or none."""
+        models = {book.gpu.model for book in self.books_of(lease)}
+        return models.pop() if len(models) == 1 else None
+
     def is_sharing(self, lease: Lease) -> bool:
         """True when a GPU of this lease has other leases, or strangers beyond the guard."""
         return any(
