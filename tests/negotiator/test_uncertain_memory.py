@@ -67,6 +67,47 @@ def test_a_second_try_gives_back_what_it_does_not_use() -> None:
     assert story.reserved("a") < 7 * GiB
 
 
+def after_two_of_4_gib(story: Story, code: str = "") -> int:
+    """Let two jobs run until each has settled at 4 GiB; return the reservation of a third."""
+    for name in ("a", "b"):
+        story.asks(name, code=code)
+        story.memory[name] = 4 * GiB
+    story.passes(60, every_s=5.0)
+    story.asks("c", code=code)
+    return story.reserved("c")
+
+
+def test_a_run_that_has_its_memory_counts_before_it_ends() -> None:
+    story = Story(profiles=(soon(4),))
+    story.asks("alone")
+    before = story.reserved("alone")
+    story.ends("alone", outcome=Outcome.CANCELLED)
+    after = after_two_of_4_gib(story)
+
+    assert before > 1.3 * 4 * GiB
+    assert after < 1.15 * 4 * GiB
+    for name in ("a", "b"):
+        story.ends(name, outcome=Outcome.CANCELLED)
+    story.asks("d")
+    assert story.reserved("d") > 1.3 * 4 * GiB  # they ended too early to tell
+
+
+def test_the_largest_of_the_runs_that_are_going_counts() -> None:
+    story = Story(profiles=(soon(4),))
+    story.asks("a")
+    story.memory["a"] = 5 * GiB
+    story.passes(60, every_s=5.0)
+    story.asks("b")
+
+    assert story.reserved("b") > 5 * GiB
+
+
+def test_a_run_that_is_going_does_not_count_for_types_that_grow_for_long() -> None:
+    story = Story(profiles=(soon(4, grown=0.9),))
+
+    assert after_two_of_4_gib(story) > 1.3 * 4 * GiB
+
+
 # --- how much is reserved --------------------------------------------------------------------
 
 

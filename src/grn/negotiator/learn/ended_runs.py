@@ -80,7 +80,7 @@ class EndedRuns:
                 has_larger=verdict.has_larger,
             )
         model = self._holdings.model_of(lease)
-        self._memory.running.ended(lease.request, model)
+        self._memory.ended(lease.request, model)
         return settled, EndedRun(
             lease, event, model, self._holdings.watches[lease.id],
             self._holdings.host_profiles.watches[lease.id], was_sharing, verdict,

@@ -101,9 +101,9 @@ class RunningJobs:
                 self._loads.look(book, self._looked_at)
 
     def check(self) -> None:
-        """Raise AssertionError when the rest of a sample is not about running jobs."""
-        leases = self._holdings.leases
-        assert all(leases[one].state is LeaseState.HELD for one in self._unseen)
+        """Raise AssertionError when the rest of a sample, or a need, is not of a running job."""
+        leases, noted = self._holdings.leases, {*self._unseen, *self._memory.running.leases()}
+        assert all(leases[one].state is LeaseState.HELD for one in noted)
 
     def _parts(self, at: float) -> int:
         """Return how many samples share the work of splitting the loads of all GPUs.
@@ -202,17 +202,24 @@ class RunningJobs:
         settling = self._settling(lease)
         if settling is not None and settling.has_settled(watch, at):
             yield from self._keep(lease, watch)
+            self._note_peak(lease)
             return
         if not watch.is_flat(at, self._rules.flat_s):
             yield from self._follow(lease, watch, at)
             return
         self._holdings.watches[lease.id] = replace(watch, is_settled=settling is None)
-        if lease.request.is_exclusive:
-            return
-        if lease.is_probe or self._is_unmeasured(lease, books[0].gpu.model):
+        shares = not lease.request.is_exclusive
+        if shares and (lease.is_probe or self._is_unmeasured(lease, books[0].gpu.model)):
             yield from self._settle(lease, watch, at)
-        elif lease.request.mem_bytes is None and not lease.request.attempt:
+        elif shares and lease.request.mem_bytes is None and not lease.request.attempt:
             yield from self._trim(lease, watch, at)
+        self._note_peak(lease)
+
+    def _note_peak(self, lease: Lease) -> None:
+        """Count the peak of a settled run for its type, unless flat runs of that may still grow."""
+        watch, model = self._holdings.watches[lease.id], self._holdings.only_model_of(lease)
+        if watch.is_settled and model and not self._memory.is_grower(lease.request.job_type):
+            self._memory.shown(lease.request, model, watch.peak_bytes)
 
     def _look_at_host(self, lease: Lease, at: float) -> Iterator[Action]:
         """Shrink what a job has of the host, once its memory there is flat, to what it uses.

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from grn.model.job import Argument, Estimate, Profile, Run
@@ -45,11 +47,14 @@ class Known:
     __slots__ = (  # there are thousands of these, and the garbage collector visits each
         "_by_arguments", "_estimates", "_is_timed", "_other_codes", "_peaks", "_settling",
         "_telling", "_times", "_times_age", "_uncounted", "_unfitted", "_untimed", "_usual_s",
-        "profile", "unweighed",
+        "going", "profile", "unweighed",
     )  # fmt: skip
 
-    def __init__(self, profile: Profile, telling: Profile | None = None) -> None:
+    def __init__(
+        self, profile: Profile, telling: Profile | None = None, going: Sequence[int] = ()
+    ) -> None:
         self.profile = profile
+        self.going = going  # the peaks of flat runs that are still going
         self.unweighed = 0  # runs since their spread was computed
         self._telling = telling  # the runs that still count
         self._peaks: Peaks | None = None
@@ -100,13 +105,14 @@ class Known:
         if others is None or len(others) >= _MAX_CODES:
             others = self._other_codes = {}
         if code not in others:
-            others[code] = Known(self.profile, profiling.telling(self.profile, code))
+            others[code] = Known(self.profile, profiling.telling(self.profile, code), self.going)
         return others[code]
 
     def estimate(self, capacity_bytes: int, margin: Margin) -> Estimate | None:
         """Return the estimate for the next run, None when no run counts in full."""
         if capacity_bytes not in self._estimates:
-            found = profiling.estimate(self.telling, capacity_bytes, margin, self.peaks)
+            told = self.telling
+            found = profiling.estimate(told, capacity_bytes, margin, self.peaks, self.going)
             self._estimates[capacity_bytes] = found
         return self._estimates[capacity_bytes]
 

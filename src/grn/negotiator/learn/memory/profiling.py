@@ -228,17 +228,23 @@ def estimate(
     capacity_bytes: int,
     margin: Margin = FIRST_MARGIN,
     known: Peaks | None = None,
+    going: Sequence[int] = (),
 ) -> Estimate | None:
-    """Return what the next run needs, or None while no run counts in full."""
+    """Return what the next run needs, or None while no run counts in full.
+
+    `going` are the peaks of runs that have not ended, and whose memory is flat.
+    """
     full = known or Peaks.of(profile)
-    peaks = full.sizes
-    if not peaks:
+    if not full.sizes:
         return None
+    has_failed = len(full.sizes) < len(profile.runs)
+    peaks = [*full.sizes, *going]
     largest = max(peaks)
-    headroom = margin.headroom(full.logs)
+    headroom = margin.headroom([*full.logs, *map(math.log, going)])
     need = int(largest * (1 + headroom)) + pad_bytes(capacity_bytes)
-    because = f"{show_size(largest)} at most in {show_runs(len(peaks))}, {headroom:.0%} headroom"
-    has_failed = len(peaks) < len(profile.runs)
+    because = f"{show_size(largest)} at most in {show_runs(len(peaks))}"
+    because += f" ({len(going)} still going)" if going else ""
+    because += f", {headroom:.0%} headroom"
     floor = lower_bound_bytes(profile, capacity_bytes) if has_failed else 0
     if floor > need:
         need, because = floor, f"a failed run already needed {show_size(floor)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,6 +28,13 @@ _WORTH = 1.05  # a smaller rise of a job's need does not renew estimates
 _Going = tuple[str, int, tuple[Argument, ...]]  # lease, need, arguments
 
 
+class ShownPeak(NamedTuple):
+    """What a flat running job has shown."""
+
+    code: str
+    peak_bytes: int
+
+
 class RunningNeeds:
     """What running jobs show of their need before they end."""
 
@@ -36,6 +44,7 @@ class RunningNeeds:
         self._growing: dict[Key, tuple[str, int]] = {}  # a first run that is not flat: lease, peak
         self._peaks: dict[Key, int] = {}  # what a flat first run has used
         self._outgrown: dict[Key, dict[str, _Going]] = {}  # runs above their reservation
+        self._shown: dict[Key, dict[str, ShownPeak]] = {}  # by lease: flat runs
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the types, each on a model, of which a first run is flat."""
@@ -65,9 +74,26 @@ class RunningNeeds:
             if need_bytes > before * _WORTH:
                 self._outdate(key)
 
+    def shows(self, request: Request, model: str, peak_bytes: int) -> None:
+        """Remember the peak of a running job whose memory is flat."""
+        shown = self._shown.setdefault((request.job_type, model), {})
+        shown[request.lease] = ShownPeak(request.code, peak_bytes)
+
+    def shown(self, key: Key) -> tuple[ShownPeak, ...]:
+        """Return the peaks of the running jobs of a type whose memory is flat."""
+        return tuple(self._shown.get(key, {}).values())
+
+    def leases(self) -> set[str]:
+        """Return the running jobs whose memory decides a need."""
+        first = {one[0] for kept in (self._flat, self._growing) for one in kept.values()}
+        return first.union(*self._outgrown.values(), *self._shown.values())
+
     def ended(self, request: Request, model: str) -> None:
         """Drop the provisional need of a run that has ended."""
         key = (request.job_type, model)
+        shown = self._shown.get(key, {})
+        if shown.pop(request.lease, None) is not None and not shown:
+            del self._shown[key]
         has_changed = key in self._growing and self._growing[key][0] == request.lease
         if has_changed:
             del self._growing[key]
@@ -84,7 +110,7 @@ class RunningNeeds:
 
     def forget(self, key: Key) -> None:
         """Drop all of a type on a model."""
-        for known in (self._flat, self._peaks, self._growing, self._outgrown):
+        for known in (self._flat, self._peaks, self._growing, self._outgrown, self._shown):
             known.pop(key, None)
 
     def flat_bytes(self, key: Key) -> int | None:

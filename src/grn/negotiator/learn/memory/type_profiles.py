@@ -17,7 +17,7 @@ from grn.negotiator.learn.arguments import mattering
 from grn.negotiator.learn.durations import PRIOR_SPREAD
 from grn.negotiator.learn.memory import profiling
 from grn.negotiator.learn.memory.estimate import Known
-from grn.negotiator.learn.memory.margin import ENOUGH_RUNS, Experience, Margin
+from grn.negotiator.learn.memory.margin import ENOUGH_RUNS, LAST_RUNS, Experience, Margin
 from grn.negotiator.learn.memory.provisional import (
     GANG_SHARE,
     Key,
@@ -142,6 +142,8 @@ class TypeProfiles:
             known = self._types[key] = Known(empty)
             self._models.setdefault(empty.job_type, set()).add(empty.model)
         known.add(run)
+        if len(known.profile.runs) == 1:
+            self._count_going(known)
         self.quota.ran(empty.job_type, known.profile.owner, run, len(known.profile.runs))
         if run.ran_out_alone:
             self._ran_out.setdefault(empty.job_type, set()).add(empty.model)
@@ -149,6 +151,31 @@ class TypeProfiles:
         self._weigh(key)
         self._forget_estimates(key)
         self._renew_one()
+
+    def shown(self, request: Request, model: str, peak_bytes: int) -> None:
+        """Note the peak of a running job whose memory is flat.
+
+        It counts like that of an ended run, as long as one run more changes an estimate.
+        """
+        self.running.shows(request, model, peak_bytes)
+        known = self._types.get((request.job_type, model))
+        if known is not None and len(known.profile.runs) < LAST_RUNS:
+            self._count_going(known)
+
+    def ended(self, request: Request, model: str) -> None:
+        """Drop what a run has shown while it was going."""
+        self.running.ended(request, model)
+        known = self._types.get((request.job_type, model))
+        if known is not None and known.going:
+            self._count_going(known)
+
+    def _count_going(self, known: Known) -> None:
+        """Let the estimates of a type count its flat runs that are still going."""
+        key = (known.profile.job_type, known.profile.model)
+        shown = self.running.shown(key)
+        known.going = [one.peak_bytes for one in shown if one.code in ("", known.code)]
+        known.outdate()
+        self._forget_estimates(key)
 
     def _weigh(self, key: Key) -> None:
         """Update the margin of all types by the spread of one type's peaks."""
