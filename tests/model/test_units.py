@@ -189,6 +189,7 @@ def test_a_limit_is_shown_as_people_write_it(seconds: float, text: str) -> None:
         ((0.0, 74.0), "starts in about 37s (up to 1m)"),
         ((60.0, 240.0), "starts in about 2m (1m to 4m)"),
         ((845.0, 4140.0), "starts in about 42m (14m to 1h09m)"),
+        ((21600.0, 21605.0), "starts in about 6h00m"),
     ],
 )
 def test_an_expected_time_is_not_more_exact_than_it_can_be(

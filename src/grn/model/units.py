@@ -125,8 +125,11 @@ def show_expected(verb: str, range_s: tuple[float, float]) -> str:
     low_s, high_s = range_s
     if high_s < 1:
         return f"{verb} now"
-    low = f"{show_coarse(low_s)} to" if low_s >= 1 else "up to"
-    return f"{verb} in about {show_coarse(middle_s(range_s))} ({low} {show_coarse(high_s)})"
+    low, high = show_coarse(low_s), show_coarse(high_s)
+    if low == high:
+        return f"{verb} in about {high}"
+    low = f"{low} to" if low_s >= 1 else "up to"
+    return f"{verb} in about {show_coarse(middle_s(range_s))} ({low} {high})"
 
 
 def show_coarse(duration_s: float) -> str:
