@@ -23,6 +23,7 @@ from grn.negotiator.events import (
     Sampled,
     Withdrawn,
 )
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.grant import MAX_WORK
 from grn.negotiator.schedule.placement import Need, Size
@@ -33,26 +34,26 @@ WAITING, TYPES = 10_000, 2_000
 FEW = 8  # placements: of the new request, of its reason, of a request that GPUs are reserved for
 
 
-class CountingProfiles(TypeProfiles):
+class CountingNeeds(TypeNeeds):
     """Count how often the needs of a request are asked for, as each placement does first."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(TypeProfiles())
         self.count = 0
 
-    def needs(
+    def of(
         self, request: Request, sizes: Mapping[str, Size], reach: Mapping[str, int] | None = None
     ) -> dict[str, Need]:
         self.count += 1
-        return super().needs(request, sizes, reach)
+        return super().of(request, sizes, reach)
 
 
 class Flood:
     """Four GPUs, a process that has a little of each, and its requests for much more."""
 
     def __init__(self, waiting: int, types: int, **wish: Any) -> None:
-        self.memory = CountingProfiles()
-        self.engine = Engine(memory=self.memory)
+        self.needs = CountingNeeds()
+        self.engine = Engine(needs=self.needs)
         self.gpus = tuple(a_virtual_gpu(index, 8 * GiB) for index in range(4))
         self.at = 0.0
         self.placements = 0  # of the latest event
@@ -68,9 +69,9 @@ class Flood:
 
     def handle(self, event: Event) -> list[str]:
         """Tell the engine one event and return the keys it granted."""
-        self.at, before = event.at, self.memory.count
+        self.at, before = event.at, self.needs.count
         self.actions: list[Action] = self.engine.handle(event)
-        self.placements = self.memory.count - before
+        self.placements = self.needs.count - before
         return [action.key for action in self.actions if isinstance(action, Grant)]
 
     def ask(self, key: str, **changes: Any) -> list[str]:

@@ -5,6 +5,7 @@ import pytest
 from grn.model.job import Outcome
 from grn.model.units import GiB, MiB
 from grn.negotiator.learn.memory import profiling
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.schedule.placement import Size
 from tests.builders import MODEL, a_profile, a_request, a_run
@@ -21,7 +22,7 @@ def a_memory(*profiles):
 
 
 def need(memory, sizes=SIZES, model=MODEL, **wish):
-    return memory.needs(a_request(**wish), sizes)[model]
+    return TypeNeeds(memory).of(a_request(**wish), sizes)[model]
 
 
 def believed(profile, capacity=CAPACITY):

@@ -55,6 +55,7 @@ from grn.negotiator.learn.ended_runs import EndedRun, EndedRuns
 from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.idle_leases import IdleLeases
 from grn.negotiator.learn.load import Loads
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.learn.memory.type_profiles import CHANCE, TypeProfiles
 from grn.negotiator.learn.running_jobs import RunningJobs
 from grn.negotiator.schedule.room.allocations import Holdings
@@ -69,18 +70,18 @@ class Engine:
     def __init__(
         self,
         rules: Rules | None = None,
-        memory: TypeProfiles | None = None,
+        needs: TypeNeeds | None = None,
         loads: Loads | None = None,
         host: HostProfiles | None = None,
     ) -> None:
         self._rules = rules or Rules()
-        self._memory = memory or TypeProfiles()
+        needs = needs or TypeNeeds(TypeProfiles())
+        self._memory = needs.profiles
         self._loads = loads or Loads()
         self._holdings = Holdings(self._rules, self._memory, self._loads, host)
-        learned = (self._rules, self._memory, self._loads, self._holdings)
-        self._running = RunningJobs(*learned)
-        self._ended_runs = EndedRuns(*learned)
-        self._scheduler = RequestScheduler(self._rules, self._memory, self._loads, self._holdings)
+        self._running = RunningJobs(self._rules, needs, self._loads, self._holdings)
+        self._ended_runs = EndedRuns(self._rules, self._memory, self._loads, self._holdings)
+        self._scheduler = RequestScheduler(self._rules, needs, self._loads, self._holdings)
         self._waitlist = self._scheduler.waitlist
         self._bookings = self._scheduler.granter.bookings
         self._preemption = self._scheduler.granter.preemption

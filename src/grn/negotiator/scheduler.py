@@ -31,7 +31,7 @@ from grn.negotiator.events import (
     Withdrawn,
 )
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.schedule.admission import refusal
 from grn.negotiator.schedule.grant import USUAL_S, Granter
 from grn.negotiator.schedule.placement import pinned
@@ -55,16 +55,16 @@ class RequestScheduler:
     """All waiting requests, and the usage of their users."""
 
     def __init__(
-        self, rules: Rules, memory: TypeProfiles, loads: Loads, holdings: Holdings
+        self, rules: Rules, type_needs: TypeNeeds, loads: Loads, holdings: Holdings
     ) -> None:
         self._rules = rules
-        self._memory = memory
+        self._memory = type_needs.profiles
         self._holdings = holdings
         self.usage = Usage(rules.share_half_life_s, rules.weights)
         self.shares = Shares(rules, self.usage)
         self.waitlist = Waitlist(self.shares.turn, self._judged, self.shares.turns)
         self.granter = Granter(
-            rules, memory, loads, holdings, self.waitlist, self.shares, self.usage
+            rules, type_needs, loads, holdings, self.waitlist, self.shares, self.usage
         )
         self._returning = Returning(self.waitlist)
         self._sequence = 0

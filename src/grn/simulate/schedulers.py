@@ -5,7 +5,7 @@ A scheduler gets events and returns grants; the replay carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from grn.negotiator.learn.host_profiles import HostProfiles
 from grn.negotiator.learn.interference import cap_of
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory.margin import Margin
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.learn.memory.type_profiles import TypeProfiles
 from grn.negotiator.queries.forecast import Forecasts, at_once
 from grn.negotiator.schedule.placement import Need, Size
@@ -88,13 +89,6 @@ class SimulatedAnswer(TypeProfiles):
         super().__init__()
         self._jobs = {job.name: job for job in truth.jobs}
 
-    def needs(
-        self, request: Request, sizes: Mapping[str, Size], reach: Collection[str] | None = None
-    ) -> dict[str, Need]:
-        """Return the truth."""
-        need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
-        return dict.fromkeys(sizes, need)
-
     def knows(self, job_type: str, model: str) -> bool:
         """Return True: every need is told."""
         return True
@@ -110,6 +104,21 @@ class SimulatedAnswer(TypeProfiles):
     def most_of_alike(self, request: Request, model: str) -> int | None:
         """Return None, unknown: no reservation is shrunk, since the exact need is reserved."""
         return None
+
+
+class ToldNeeds(TypeNeeds):
+    """The exact memory of every job."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__(SimulatedAnswer(truth))
+        self._jobs = {job.name: job for job in truth.jobs}
+
+    def of(
+        self, request: Request, sizes: Mapping[str, Size], reach: Mapping[str, int] | None = None
+    ) -> dict[str, Need]:
+        """Return the truth."""
+        need = Need(self._jobs[request.job_type].peak_bytes, False, "told")
+        return dict.fromkeys(sizes, need)
 
 
 class ToldLoads(Loads):
@@ -172,8 +181,8 @@ class ToldHost(HostProfiles):
 
 
 def _told_engine(rules: Rules, truth: Truth, loads: Loads) -> Engine:
-    memory = SimulatedAnswer(truth)
-    return Engine(rules, memory, loads, ToldHost(memory.woken, truth))
+    needs = ToldNeeds(truth)
+    return Engine(rules, needs, loads, ToldHost(needs.profiles.woken, truth))
 
 
 class OfEngine:

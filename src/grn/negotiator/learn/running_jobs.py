@@ -12,7 +12,7 @@ from grn.negotiator.events import Lease, LeaseState
 from grn.negotiator.learn.host_profiles import MIN_CPUS
 from grn.negotiator.learn.load import Loads
 from grn.negotiator.learn.memory import profiling
-from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.schedule.room.allocations import Holdings
 from grn.negotiator.schedule.room.ledger import Book, Rules
 
@@ -25,10 +25,11 @@ class RunningJobs:
     """Turns readings into updates of leases."""
 
     def __init__(
-        self, rules: Rules, memory: TypeProfiles, loads: Loads, holdings: Holdings
+        self, rules: Rules, type_needs: TypeNeeds, loads: Loads, holdings: Holdings
     ) -> None:
         self._rules = rules
-        self._memory = memory
+        self._type_needs = type_needs
+        self._memory = type_needs.profiles
         self._loads = loads
         self._holdings = holdings
         self._outgrew: dict[str, int] = {}  # leases above their reservation, and their use then
@@ -259,7 +260,7 @@ class RunningJobs:
         model = self._holdings.books[lease.gpus[0]].gpu.model
         keep = profiling.shrunk_bytes(watch, at, self._holdings.sizes()[model].capacity_bytes)
         if self._memory.is_grower(lease.request.job_type):  # its present memory shows little
-            needs = self._memory.needs(lease.request, self._holdings.sizes())
+            needs = self._type_needs.of(lease.request, self._holdings.sizes())
             keep = max(keep, needs[model].need_bytes)
         shrunk = tuple(min(before, keep) for before in lease.reserved)
         settled = replace(lease, reserved=shrunk, is_probe=False)

@@ -9,7 +9,7 @@ from typing import TypeVar
 from grn.model.job import Request
 from grn.negotiator.events import Lease, Wait
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.schedule.answers import RequestAnswers
 from grn.negotiator.schedule.bookings import Bookings
 from grn.negotiator.schedule.needs import RequestNeeds
@@ -53,19 +53,19 @@ class Granter:
     def __init__(
         self,
         rules: Rules,
-        memory: TypeProfiles,
+        type_needs: TypeNeeds,
         loads: Loads,
         holdings: Holdings,
         waitlist: Waitlist,
         shares: Shares,
         usage: Usage,
     ) -> None:
-        self._memory = memory
+        self._memory = memory = type_needs.profiles
         self._holdings = holdings
         self._waitlist = waitlist
         self._shares = shares
         self._usage = usage
-        needs = self.needs = RequestNeeds(rules, memory, loads, holdings)
+        needs = self.needs = RequestNeeds(rules, type_needs, loads, holdings)
         self.bookings = Bookings(rules, holdings, waitlist, needs.alone_s)
         self.answers = RequestAnswers(memory, holdings, needs, self.bookings)
         booked = self.answers.booked_closed

@@ -15,7 +15,7 @@ from grn.model.host import HOST_MODEL
 from grn.model.job import Request
 from grn.model.units import GiB
 from grn.negotiator.learn.load import Loads
-from grn.negotiator.learn.memory.type_profiles import TypeProfiles
+from grn.negotiator.learn.memory.type_needs import TypeNeeds
 from grn.negotiator.schedule.placement import Need, allowed
 from grn.negotiator.schedule.room.allocations import Holdings
 from grn.negotiator.schedule.room.host_ledger import HostNeed
@@ -31,10 +31,15 @@ class RequestNeeds:
     """The estimated needs of requests here."""
 
     def __init__(
-        self, rules: Rules, memory: TypeProfiles, loads: Loads, holdings: Holdings
+        self,
+        rules: Rules,
+        type_needs: TypeNeeds,
+        loads: Loads,
+        holdings: Holdings,
     ) -> None:
         self._short_s = rules.short_s
-        self._memory = memory
+        self._type_needs = type_needs
+        self._memory = type_needs.profiles
         self._loads = loads
         self._holdings = holdings
         self._least_guess = (-1, 0)  # the version of all profiles, and the guess they lead to
@@ -43,7 +48,7 @@ class RequestNeeds:
         """Return the estimated need of a request on each GPU model."""
         if not request.gpus:
             return {}
-        needs = self._memory.needs(request, self._holdings.sizes(), self._reach(request))
+        needs = self._type_needs.of(request, self._holdings.sizes(), self._reach(request))
         for model, need in needs.items():
             load = self._loads.of(request.job_type, model, request.arguments)
             beside = self._loads.slower_beside(request.job_type, model)
@@ -57,7 +62,7 @@ class RequestNeeds:
         """Return why no GPU here can ever serve a request, None when one may."""
         reach = self._reach(request)
         sizes = self._holdings.sizes()
-        return self._memory.never_fits(request, sizes, sizes if reach is None else reach)
+        return self._type_needs.never_fits(request, sizes, sizes if reach is None else reach)
 
     def _reach(self, request: Request) -> Mapping[str, int] | None:
         """Return how many GPUs of each model a request may use, None for all."""
