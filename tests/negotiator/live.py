@@ -182,7 +182,7 @@ class Inside:
         self.server = Server(loop, self._limits, VERBS, "9.9", self._stop)
         loop.start(await probe.start())
         listener = await self._events.create_unix_server(self.server.connection, self.path)
-        looking = asyncio.create_task(loop.observe())
+        looking = asyncio.create_task(loop.sampler.observe())
         self._ready.set()
         await self._over.wait()
         looking.cancel()

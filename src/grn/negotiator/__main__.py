@@ -94,14 +94,14 @@ async def _serve_gpus(
     server = Server(loop, _limits(chosen), VERBS, __version__, stopped.set)
     loop.start(inventory)
     with contextlib.suppress(GrnError):
-        await loop.look()
+        await loop.sampler.look()
     garbage = Garbage(asyncio.get_running_loop().call_soon)
     garbage.begin()
     loop.after_event = garbage.after_event
-    loop.after_look = lambda: garbage.tidy() if server.is_idle else None
+    loop.sampler.after_look = lambda: garbage.tidy() if server.is_idle else None
     await lock.serve(server.connection)
     _announce(inventory, lock, folder, note, arguments)
-    tasks = [asyncio.create_task(loop.observe())]
+    tasks = [asyncio.create_task(loop.sampler.observe())]
     guarded = lock.look_after(stopped.set, folder, store.keep_in_place)
     tasks.append(asyncio.create_task(guarded))
     if chosen.idle_exit_s:

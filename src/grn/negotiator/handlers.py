@@ -100,7 +100,7 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     """End a lease, and answer with its outcome unless the client wants no answer."""
     loop, answer_to = peer.loop, None if message.quiet else message.id
-    if not loop.has_line(message.lease):
+    if not loop.survivors.has_line(message.lease):
         peer.granted.discard(message.lease)
     if peer.server.reporters.get(message.lease) is peer:
         del peer.server.reporters[message.lease]

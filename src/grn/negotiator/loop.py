@@ -1,6 +1,7 @@
 """The negotiator's event loop, the only caller of `Engine.handle`.
 
-Turns samples, ends and messages into events, persists the engine's actions, then carries them out.
+Turns ends and messages into events, persists the engine's actions, then carries them out. Samples
+come from `sampler.py`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from itertools import chain
 from typing import Any
 
 from msgspec.structs import replace
 
-from grn.gpus.host_probe import HostProbe
-from grn.gpus.probe import GpuProbe, Inventory, Placement
-from grn.model.gpu import GpuHealth, Reading, no_process_list
-from grn.model.host import HostReading, HostSize
+from grn.gpus.probe import GpuProbe, Inventory
+from grn.model.gpu import no_process_list
+from grn.model.host import HostSize
 from grn.model.job import Holder, Outcome
 from grn.model.units import show_size, show_time
 from grn.negotiator.actions import (
@@ -43,7 +42,6 @@ from grn.negotiator.events import (
     Event,
     HolderGone,
     JobStarted,
-    KernelKilled,
     Lease,
     LeaseState,
     Released,
@@ -54,17 +52,14 @@ from grn.negotiator.events import (
 )
 from grn.negotiator.queries.forecast import Forecasts
 from grn.negotiator.queries.history import History
+from grn.negotiator.sampler import Sampler, Survivors, placement_of
 from grn.negotiator.storage.store import Store
-from grn.proc import host, processes, terminate, tty
-from grn.proc.identity import holder_of, is_alive, tagged
+from grn.proc import terminate, tty
+from grn.proc.identity import holder_of, is_alive
 from grn.proc.watch import Holders
 
 log = logging.getLogger(__name__)
-FAST_LOOK_S = 0.02
 CATCH_UP_S = 0.002
-REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers
-REST_LONGER_S = 65.0  # so long after them the last sample persists the usage of users
-_HOST_EVERY = 4  # the host is read in one of this many samples
 
 ClientAction = Grant | Refuse | TellWaiting | Settle | AskYield | TellIdle
 
@@ -88,27 +83,14 @@ class Loop:
         self.holders = Holders(self._process_gone_soon)
         self.deliver: Callable[[ClientAction], None] = _undelivered  # to clients; set by the server
         self._probe = probe
-        self._sample_s = sample_s
         self._host = host_size
-        self._host_probe = HostProbe()
-        self._host_read_at = float("-inf")
-        self._is_reading_host = False
-        self._kernel_kills = host.oom_kills()  # since the machine started
+        self.survivors = Survivors(self.view, self.holders)
+        self.sampler = Sampler(self.view, probe, self.survivors, self, sample_s, host_size)
         self._absent: frozenset[str] = frozenset()  # GPUs enumerated in this boot, but not now
         self._told_of_dropped: set[int] = set()  # users
         self._not_ours: dict[str, int] = {}  # leases that we may not kill, and their GPU
-        self._searched: set[str] = set()  # draining leases whose processes were searched for
-        self._survivors: dict[str, tuple[Holder, ...]] = {}  # processes that dead holders left
-        self._lines: set[str] = set()  # leases whose holder's connection is open
         self._releasing: dict[str, asyncio.Task[None]] = {}  # leases that wait for a last sample
-        self.is_followed: Callable[[], bool] = lambda: False  # by subscribers; set by the server
         self.after_event: Callable[[], None] = _nothing  # soon, when there is much garbage
-        self.after_look: Callable[[], None] = _nothing  # something to do while it is quiet
-        self._owners: dict[int, int | None] = {}  # the users of processes without a lease
-        self._busy_at = 0.0
-        self._is_at_rest = False
-        self._look = asyncio.Event()
-        self._rest_until = 0.0
         self._is_to_catch_up = self._is_to_resume = False
         self._is_finished = False
         self._unlogged: list[Any] = []
@@ -121,7 +103,7 @@ class Loop:
             TellIdleStranger: self._tell_idle_stranger,
             Settle: self._settle,
             Defer: self._defer,
-            LookSoon: self._look_soon,
+            LookSoon: lambda _: self.sampler.look_soon(),
             DropLease: self._forget_lease,
             SetTimer: self._set_timer,
             KillProcesses: self._kill,
@@ -143,7 +125,8 @@ class Loop:
         if self._absent:
             log.warning("action=name-by-uuid reason=gpus-gone uuids=%s", ",".join(self._absent))
         waiting = tuple((row.key, row.sequence) for row in saved.waiting if row.key not in gone)
-        now = self._busy_at = self.now()
+        now = self.now()
+        self.sampler.wake()
         offset_s = time.time() - now
         self.tell(
             JobStarted(
@@ -175,6 +158,11 @@ class Loop:
         blind = [book.gpu for book in self.view.books.values() if not book.reading.lists_processes]
         return no_process_list(blind) if blind else None
 
+    @property
+    def is_behind(self) -> bool:
+        """True while something could not be stored."""
+        return bool(self.store.unwritten)
+
     def now(self) -> float:
         """Return the time for events, by a monotonic clock."""
         return time.monotonic()
@@ -202,6 +190,16 @@ class Loop:
                 carry_out(action)
         self.after_event()
 
+    def sampled(self, event: Sampled) -> None:
+        """Give the engine a sample of all GPUs."""
+        self.tell(event)
+        self.history.sampled(self.view, self.now())
+
+    def line_lost(self, lease_id: str) -> None:
+        """Note that the connection of a holder is closed; its memory may be free."""
+        self.survivors.line_lost(lease_id)
+        self.sampler.look_soon()
+
     def _log_soon(self, *line: object) -> None:
         """Log a line with others, and after work that somebody waits for."""
         self._unlogged.append(line)
@@ -225,24 +223,10 @@ class Loop:
         for line in lines:
             log.info(*line)
 
-    def line_open(self, lease_id: str) -> None:
-        """Note that a holder requested its lease itself: its connection stays open while it or a
-        fork lives."""
-        self._lines.add(lease_id)
-
-    def has_line(self, lease_id: str) -> bool:
-        """True while that connection proves that a process of the lease may live."""
-        return lease_id in self._lines
-
-    def line_lost(self, lease_id: str) -> None:
-        """Note that this connection is closed, also in all processes forked under the lease."""
-        self._lines.discard(lease_id)
-        self._look.set()
-
     def release(self, event: Released) -> None:
         """End a lease: at once where its peak is known, else after a last sample of its GPUs."""
         if event.outcome is Outcome.KILLED:
-            self._count_kernel_kills()
+            self.sampler.count_kernel_kills()
         lease = self.view.leases[event.lease]
         if lease.id in self._releasing:
             return
@@ -258,7 +242,7 @@ class Loop:
         peak = None
         try:
             if lease.id in self.view.leases and self.view.is_unseen(lease.id):
-                await self.look()
+                await self.sampler.look()
             peak = await self._probe.peak_in_time(placement_of(lease))
         finally:
             del self._releasing[lease.id]
@@ -273,134 +257,10 @@ class Loop:
         self._is_finished = True
         self.tell(Stopping(self.now()))
 
-    # --- sampling -------------------------------------------------------------------------
-
-    async def observe(self) -> None:
-        """Sample the GPUs for ever: at the usual interval, sooner when the engine asks.
-
-        At rest a minute passes before the next sample, and after that only an event leads to one.
-        """
-        while True:
-            try:
-                await asyncio.wait_for(self._look.wait(), self._interval_s())
-                await asyncio.sleep(max(0.0, self._rest_until - self.now()))
-            except asyncio.TimeoutError:
-                pass
-            try:
-                await self.look()
-            except Exception:
-                # One failed sample must not end sampling: it harms neither leases nor clients.
-                log.exception("action=look result=failed")
-            self.after_look()
-
-    def wake(self) -> None:
-        """Sample at the usual interval again: a job runs or waits, or a subscriber joins."""
-        self._busy_at = self.now()
-        if self._is_at_rest:
-            self._is_at_rest = False
-            self._look.set()
-
-    def _interval_s(self) -> float | None:
-        """Return the time to the next sample, None when only an event leads to one.
-
-        It is long when samples have shown nothing new for a while and cannot show anything new.
-        """
-        is_busy = self.view.leases or len(self.view.waitlist) or self.is_followed()
-        if is_busy or self._probe.has_strangers or self.store.unwritten:
-            self._busy_at = self.now()
-        quiet_s = self.now() - self._busy_at
-        self._is_at_rest = quiet_s >= REST_AFTER_S
-        if not self._is_at_rest:
-            return self._sample_s
-        return REST_LONGER_S - quiet_s if quiet_s < REST_LONGER_S else None
-
-    async def look(self) -> None:
-        """Read all GPUs once and tell the engine."""
-        self._look.clear()
-        began = self.now()
-        placements = [placement_of(lease) for lease in self.view.leases.values()]
-        seen = await self._probe.sample(placements)
-        readings = tuple(reading for reading in seen if reading.uuid in self.view.books)
-        self._note_health(readings)
-        of_host = await self._look_at_host(placements)
-        now, owners = self.now(), self._owners_in(readings)
-        survived, offset_s = self._survived(), time.time() - now
-        self.tell(Sampled(now, readings, survived, of_host, offset_s, owners))
-        self.history.sampled(self.view, self.now())
-        # Memory that is still in use will not be free in an instant. The end of a process is
-        # sampled at once, but at a limited rate, or the loop does nothing else.
-        is_to_repeat = self._look.is_set()
-        self._rest_until = self.now() + (FAST_LOOK_S if is_to_repeat else self.now() - began)
-
-    def refresh_host(self) -> None:
-        """Read the host now if it is not sampled any more; without leases that is quick."""
-        is_read = self._host is None or self._is_reading_host or not self._is_at_rest
-        if not is_read and not self.view.leases:
-            host = self._host_probe.read(())
-            self.tell(Sampled(self.now(), (), self._survived(), host))
-
-    def _owners_in(self, readings: tuple[Reading, ...]) -> tuple[tuple[int, int], ...]:
-        """Return the users of the processes without a lease; each is looked up once."""
-        if not self._probe.has_strangers:
-            return ()
-        pids = {use.pid for reading in readings for use in reading.uses if not use.leases}
-        known = {pid: user for pid, user in self._owners.items() if pid in pids}
-        known |= {pid: processes.user(pid) for pid in pids - known.keys()}
-        self._owners = known
-        return tuple((pid, user) for pid, user in known.items() if user is not None)
-
-    async def _look_at_host(self, placements: list[Placement]) -> HostReading | None:
-        """Read memory and cores of the host in a thread, less often than the GPUs."""
-        now = self.now()
-        if now - self._host_read_at < _HOST_EVERY * self._sample_s:
-            return None
-        self._host_read_at = now
-        self._count_kernel_kills()
-        if self._host is None:
-            return None
-        self._is_reading_host = True
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(None, self._host_probe.read, placements)
-        finally:
-            self._is_reading_host = False
-
-    def _count_kernel_kills(self) -> None:
-        """Tell the engine how many more processes the kernel has ended for memory."""
-        before, now = self._kernel_kills, host.oom_kills()
-        self._kernel_kills = now
-        if before is not None and now is not None and now > before:
-            log.warning("action=note-kernel-kills count=%d", now - before)
-            self.tell(KernelKilled(self.now(), now - before))
-
-    def _survived(self) -> frozenset[str]:
-        """Return the leases whose holder is gone while processes that it started are alive.
-
-        One scan of all processes serves all holders gone since the last one. A forked
-        process has no tag in its environment; it holds the connection of its parent.
-        """
-        leases = self.view.leases
-        new = self.view.draining - self._searched
-        self._searched = set(self.view.draining)
-        if new:
-            found = tagged({one: leases[one].request.user for one in new})
-            self._survivors.update(found)
-            for holder in chain.from_iterable(found.values()):
-                self.holders.watch(holder)
-        for lease_id, holders in list(self._survivors.items()):
-            alive = tuple(holder for holder in holders if is_alive(holder))
-            if alive and lease_id in leases:
-                self._survivors[lease_id] = alive
-            else:
-                del self._survivors[lease_id]
-                for holder in alive:
-                    self.holders.unwatch(holder)
-        return frozenset(self._survivors) | frozenset(self._lines)
-
     # --- carrying out --------------------------------------------------------------------
 
     def _answer(self, action: Refuse | TellWaiting) -> None:
-        self.wake()
+        self.sampler.wake()
         self.deliver(action)
 
     def _ask_yield(self, action: AskYield) -> None:
@@ -418,12 +278,9 @@ class Loop:
             self._is_to_resume = True
             self._catch_up_soon()
 
-    def _look_soon(self, _action: LookSoon) -> None:
-        self._look.set()
-
     def _forget_lease(self, action: DropLease) -> None:
         self._not_ours.pop(action.lease, None)
-        self._lines.discard(action.lease)
+        self.survivors.line_lost(action.lease)
         log.debug("action=end lease=%s", action.lease)
 
     def _set_timer(self, action: SetTimer) -> None:
@@ -488,7 +345,7 @@ class Loop:
             lease.request.label, ",".join(str(gpu.index) for gpu in grant.gpus),
             lease.reserved_bytes, lease.is_probe,
         )  # fmt: skip
-        self.wake()
+        self.sampler.wake()
 
     def _process_gone_soon(self, holder: Holder) -> None:
         """Conclude after what the process has sent is read: the end of its lease may be in it."""
@@ -497,10 +354,10 @@ class Loop:
     def _process_gone(self, holder: Holder) -> None:
         for lease in list(self.view.leases.values()):
             if lease.request.holder == holder and lease.state is LeaseState.HELD:
-                self._count_kernel_kills()
+                self.sampler.count_kernel_kills()
                 self.tell(HolderGone(self.now(), lease.id))
-        if any(holder in survivors for survivors in self._survivors.values()):
-            self._look.set()
+        if self.survivors.has(holder):
+            self.sampler.look_soon()
 
     def _kill(self, action: KillProcesses) -> None:
         log.warning("action=kill lease=%s reason=virtual-gpu-overflow", action.lease)
@@ -509,15 +366,6 @@ class Loop:
             log.error("action=kill lease=%s result=not-permitted", action.lease)
             self._not_ours[action.lease] = action.gpu
 
-    def _note_health(self, readings: tuple[Reading, ...]) -> None:
-        for reading in readings:
-            book = self.view.books[reading.uuid]
-            if reading.health is not book.reading.health:
-                level = logging.INFO if reading.health is GpuHealth.OK else logging.WARNING
-                log.log(level, "gpu=%d health=%s", book.gpu.index, reading.health.value)
-            if reading.mode not in (None, book.mode):
-                log.warning("gpu=%d mode=%s", book.gpu.index, reading.mode.value)
-
 
 def _nothing() -> None:
     """Do nothing, until there is something to do."""
@@ -525,9 +373,3 @@ def _nothing() -> None:
 
 def _undelivered(_action: ClientAction) -> None:
     """Drop an action: there is no server yet."""
-
-
-def placement_of(lease: Lease) -> Placement:
-    """Return a lease as the GPU backends know it; one not yet bound has no process."""
-    holder = None if lease.request.is_command else lease.request.holder
-    return Placement(lease.id, holder, lease.gpus, lease.request.user)

@@ -72,7 +72,7 @@ class Server:
         self.stop = stop
         self.pages = Pages(loop.view, loop.forecasts)
         self.subscribers = Subscribers(loop, self.facts_to_follow)
-        loop.is_followed = lambda: len(self.subscribers) > 0
+        loop.sampler.is_followed = lambda: len(self.subscribers) > 0
         self.started_at = time.time()
         self.asking: dict[str, Peer] = {}  # request key -> the client that waits for the answer
         self.reporters: dict[str, Peer] = {}  # lease -> the client that reports its end
@@ -111,7 +111,7 @@ class Server:
 
     def facts(self) -> dict[str, Any]:
         """Return version, process, user and warnings of the negotiator."""
-        self.loop.refresh_host()
+        self.loop.sampler.refresh_host()
         return {
             "version": self.version,
             "pid": os.getpid(),
@@ -275,7 +275,7 @@ class Peer:
         self._connection.flush()  # a GPU is idle until it is read
         request = action.lease.request
         if request.holder is not None and request.holder == self.holder and not request.is_command:
-            self.loop.line_open(action.lease.id)
+            self.loop.survivors.line_open(action.lease.id)
 
     def cap(self, grant: Grant) -> float | None:
         """Return the part of its GPUs that a job's framework may take, None without a cap."""

@@ -66,7 +66,7 @@ class Subscribers:
         """Add a subscriber, beginning with a snapshot."""
         position = _Joining(message_id, uid)
         self.publisher.join(subscriber, position)
-        self._loop.wake()
+        self._loop.sampler.wake()
         if self.feed is None:
             now = self._loop.now()
             self.feed = ChangeFeed(self._loop.view, self._loop.history, time.time() - now)
