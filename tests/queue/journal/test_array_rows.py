@@ -6,11 +6,11 @@ import random
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from grn.queue.events import SaveEnd, SaveMembers
 from grn.queue.jobs.job import EndReason, JobState

@@ -10,11 +10,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from grn.errors import MachineError
 from grn.queue.events import (
@@ -383,11 +383,14 @@ def test_a_damaged_row_is_told_of_and_harms_no_other(journals: Journals, tmp_pat
     assert row(journal, 2)["argv"] == '["b"]'
 
 
-@pytest.mark.parametrize(
+CHANGES = pytest.mark.parametrize(
     "change",
     ["argv = '[\"rm\"]'", "cwd = '/'", "umask = 0", "notify = 'rm x'", "time_limit_s = 1",
      "mem_bytes = 1", "environment = 2", "tries_left = 9", "is_held = 1", "state = 'queuec'"],
 )  # fmt: skip
+
+
+@CHANGES
 def test_a_row_that_reads_well_but_is_not_what_was_written_is_damaged(
     journals: Journals, tmp_path: Path, change: str
 ) -> None:
@@ -397,6 +400,34 @@ def test_a_row_that_reads_well_but_is_not_what_was_written_is_damaged(
     damaged, good = journals().kept()
     assert damaged.fault
     assert not good.fault
+
+
+@CHANGES
+def test_a_damaged_row_is_found_between_rows_like_it(
+    journals: Journals, tmp_path: Path, change: str
+) -> None:
+    submit(journals(), *(a_job("b", notify="mail") for _ in range(3)))
+    journals("other")
+    spoil(tmp_path / "queue" / "queue.sqlite3", f"UPDATE jobs SET {change} WHERE id = 2")
+    assert [bool(one.fault) for one in journals().kept()] == [False, True, False]
+
+
+def test_rows_are_read_as_written_whatever_is_beside_them(journals: Journals) -> None:
+    shapes: list[dict[str, Any]] = [
+        {}, {}, {"gpus": 2}, {"gpus": 2, "retries": 1}, {"job_type": "other"}, {"priority": 5},
+        {"group": "g"}, {"group": "g", "tags": ("a", "b")}, {}, {"time_limit_s": 2.5},
+        {"without": ("0",)}, {"cwd": "/"}, {},
+    ]  # fmt: skip
+    jobs = [a_job(str(number), **shape) for number, shape in enumerate(shapes)]
+    submit(journals(), *jobs)
+    journals().write([state(2, tries_left=0, priority=7), state(3, is_held=True)])
+    found = journals().kept()
+    wanted = [job.spec._replace(id=number) for number, job in enumerate(jobs, 1)]
+    wanted[1] = wanted[1]._replace(priority=7)
+    wanted[2] = wanted[2]._replace(priority=0)
+    assert [one.spec for one in found] == wanted
+    assert [one.is_held for one in found] == [number == 2 for number in range(len(jobs))]
+    assert [one.place for one in found] == list(range(1, len(jobs) + 1))
 
 
 def test_a_damaged_environment_is_not_used_and_mended_by_the_next_submit(

@@ -26,6 +26,8 @@ class JobState(Enum):
     STOPPING = "stopping"
     ENDED = "ended"
 
+    __hash__ = object.__hash__  # that of Enum is a function of Python, called for each lookup
+
 
 class Step(Enum):
     """A change of state; the engine translates events into steps."""
@@ -102,6 +104,9 @@ class JobSpec(NamedTuple):
     ram_bytes: int | None = None  # and of host memory
     idle_limit_s: float | None = None  # it is idle after so long; None: as set for the machine
     time_limit_s: float | None = None  # its attempts are ended after so long
+
+
+OF_ONE = 3  # the first fields: id, type and label differ between the jobs of a submit
 
 
 class Exit(Struct, frozen=True):

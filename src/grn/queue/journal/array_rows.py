@@ -12,8 +12,10 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn.client.leasing.job_request import member_arguments
 from grn.daemon import database

@@ -12,8 +12,9 @@ import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from grn.errors import MachineError
 from grn.queue.events import Action, SaveEnd

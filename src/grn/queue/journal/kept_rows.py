@@ -10,6 +10,7 @@ from typing import Any
 from grn.queue.jobs.job import BUSY, Kept
 from grn.queue.journal import rows
 from grn.queue.journal.journal_file import Disk
+from grn.queue.journal.shared_columns import KeptReader
 
 log = logging.getLogger(__name__)
 MAX_PART = 1000  # rows of jobs that are read at a time
@@ -29,7 +30,12 @@ def kept(disk: Disk, boot: str, now: float) -> KeptJobs:
     _mend_times(disk, now)
     texts: dict[str, str] = {}
     found = KeptJobs()
+    reader = KeptReader(texts)
     for row in _unended(disk):
+        one = reader.read(row)
+        if one is not None:
+            found.jobs.append(one)
+            continue
         one = rows.kept(row, texts, lambda job_id: _latest_attempt(disk, job_id))
         if one.fault and rows.has_ended(row):
             _mend_state(disk, one.spec.id)

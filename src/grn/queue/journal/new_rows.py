@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grn.daemon.database import SEPARATOR, joined, text_checksum
-from grn.queue.jobs.job import JobState
+from grn.queue.jobs.job import OF_ONE, JobState
 from grn.queue.journal.rows import (
     STATE,
     NewJob,
@@ -19,10 +19,8 @@ from grn.queue.journal.rows import (
     options_of,
     show_tags,
     to_json,
-    told,
 )
-
-_OF_ONE = 3  # fields of a JobSpec that differ between the jobs of a submit: id, type and label
+from grn.queue.journal.shared_columns import Texts, shared_texts, submitted_text
 
 
 def of_jobs(
@@ -37,7 +35,7 @@ def of_jobs(
     common = None
     for job_id, job in zip(ids, jobs, strict=False):
         spec = job.spec
-        found = (job.shared, job.log, spec[_OF_ONE:])
+        found = (job.shared, job.log, spec[OF_ONE:])
         if common is None or found != shape:
             shape, common = found, _Common.of(job, environments(job.shared), now, is_held)
         yield common.row(job_id, job)
@@ -59,7 +57,8 @@ class _Common:
     needs: tuple[Any, ...]
     group: tuple[Any, ...]
     state: tuple[Any, ...]
-    texts: tuple[str, ...]
+    texts: Texts
+    state_text: str
 
     @classmethod
     def of(cls, job: NewJob, environment: int, now: float, is_held: bool) -> _Common:
@@ -77,23 +76,19 @@ class _Common:
             options_of(spec, shared), show_tags(spec.tags),
         )  # fmt: skip
         state = (JobState.QUEUED.value, 0, spec.retries, 0, int(is_held), spec.priority)
-        texts = tuple(map(joined, (place, limits, needs, ("", *told(group)), state)))
-        return cls(place, limits, needs, group, state, texts)
+        texts = shared_texts(place, limits, needs, group)
+        return cls(place, limits, needs, group, state, texts, joined(state))
 
     def row(self, job_id: int, job: NewJob) -> tuple[Any, ...]:
         """Return the row of one of the jobs."""
         spec = job.spec
-        argv = to_json(job.argv)
         extra = to_json(job.extra) if job.extra else "{}"
         arguments = to_json(job.arguments) if job.arguments else "{}"
-        place, limits, needs, group, state = self.texts
         submitted = (
-            f"{job_id}{SEPARATOR}{job.name}{SEPARATOR}{argv}{SEPARATOR}{place}{SEPARATOR}{extra}"
-            f"{SEPARATOR}{limits}{SEPARATOR}{spec.job_type}{SEPARATOR}{spec.label}{SEPARATOR}"
-            f"{arguments}{SEPARATOR}{needs}{SEPARATOR}{job.code}{group}"
-        )
+            job_id, job.name, to_json(job.argv), *self.place, extra, *self.limits, spec.job_type,
+            spec.label, arguments, *self.needs, job.code, *self.group,
+        )  # fmt: skip
         return (
-            job_id, job.name, argv, *self.place, extra, *self.limits, spec.job_type, spec.label,
-            arguments, *self.needs, job.code, *self.group, text_checksum(submitted), *self.state,
-            job_id, 0, text_checksum(f"{state}{SEPARATOR}{job_id}{SEPARATOR}0"),
+            *submitted, text_checksum(submitted_text(submitted, self.texts)), *self.state,
+            job_id, 0, text_checksum(f"{self.state_text}{SEPARATOR}{job_id}{SEPARATOR}0"),
         )  # fmt: skip

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from grn.errors import MachineError, NeverFits, UnknownJob, UsageError
 from grn.model.gpu_choice import selected
@@ -14,7 +14,7 @@ from grn.model.units import show_size
 from grn.model.windows import parse_hours
 from grn.protocol import queue_requests
 from grn.queue.events import ArraySubmitted, Submitted
-from grn.queue.jobs.job import After, JobSpec, KeptArray
+from grn.queue.jobs.job import OF_ONE, After, JobSpec, KeptArray
 from grn.queue.journal.array_rows import NewArray
 from grn.queue.journal.rows import DamagedRow, NewJob, SentFolder, SharedCommand, StopRules
 from grn.queue.loop import QueueLoop
@@ -46,8 +46,9 @@ def new_jobs(peer: QueuePeer, message: queue_requests.SubmitRequest) -> range:
         StopRules(message.signal, message.grace_s, message.again),
     )  # fmt: skip
     next_id = loop.journal.next_id
+    common = _common_spec(next_id, message, after, submitter)[OF_ONE:]
     jobs = [
-        _new_job(job_id, next_id, message, wanted, shared, after, submitter)
+        _new_job(job_id, wanted, shared, common)
         for job_id, wanted in enumerate(message.jobs, next_id)
     ]
     if not message.array:
@@ -91,8 +92,11 @@ def _check_new(loop: QueueLoop, jobs: Iterable[NewJob], new: int) -> None:
     check_disk(loop)
     if len(loop.engine.jobs) + new > MAX_QUEUED:
         raise UsageError(f"not accepted: {MAX_QUEUED} jobs are queued at the most.")
+    checked: tuple[object, ...] = ()
     for job in jobs:
-        check_spec(job.spec, loop)
+        if (common := job.spec[OF_ONE:]) != checked:
+            check_spec(job.spec, loop)
+            checked = common
 
 
 def check_spec(spec: JobSpec, loop: QueueLoop) -> None:
@@ -169,25 +173,27 @@ def _ends_of(loop: QueueLoop, after: tuple[After, ...]) -> dict[int, bool]:
     return ends
 
 
-def _new_job(
-    job_id: int,
-    first: int,
-    message: queue_requests.SubmitRequest,
-    wanted: queue_requests.Wanted,
-    shared: SharedCommand,
-    after: tuple[After, ...],
-    submitter: str,
-) -> NewJob:
-    at = message.at or (LOCAL if _CALLS in wanted.extra else "")
-    spec = JobSpec(
-        job_id, wanted.type, wanted.label, message.gpus, message.mem, message.exclusive,
+def _common_spec(
+    first: int, message: queue_requests.SubmitRequest, after: tuple[After, ...], submitter: str
+) -> JobSpec:
+    """Return a job of a request without what is its own."""
+    return JobSpec(
+        first, "", "", message.gpus, message.mem, message.exclusive,
         message.priority, after, message.retry, message.requeue, message.group, submitter,
-        message.fail_fast, "pack" if message.policy == "pack" else "", at, message.on,
+        message.fail_fast, "pack" if message.policy == "pack" else "", message.at, message.on,
         tuple(message.without), tuple(message.tags),
         (message.array_first or first) if message.array_limit else 0, message.array_limit,
         message.begin_at, message.only, message.yields, message.at_least_s, message.urgent,
         message.cpus, message.ram, message.idle_limit_s, message.time_limit_s,
     )  # fmt: skip
+
+
+def _new_job(
+    job_id: int, wanted: queue_requests.Wanted, shared: SharedCommand, common: tuple[object, ...]
+) -> NewJob:
+    spec = JobSpec._make((job_id, wanted.type, wanted.label, *common))
+    if _CALLS in wanted.extra and not spec.at:
+        spec = spec._replace(at=LOCAL)
     return NewJob(
         spec, wanted.argv, shared, wanted.name, wanted.log, wanted.extra, wanted.args,
         wanted.code or "",
