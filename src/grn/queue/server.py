@@ -32,7 +32,7 @@ from grn.queue.waiting_jobs import Selection
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
-_TOGETHER_S = 0.005
+_TOGETHER_S, _MANY_S, _MANY = 0.005, 0.025, 100  # longer while so many jobs are left
 _BEGIN_S = 0.05
 # Options that few jobs set, which a row has then.
 _FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent", "at_least_s",
@@ -262,7 +262,7 @@ class Ends:
         if self._untold:
             self._peer.connection.send_all(self._message_id, self._untold)
             self._untold = []
-            asyncio.get_running_loop().call_later(_TOGETHER_S, self._tell_all)
+            asyncio.get_running_loop().call_later(_pause_s(self._peer), self._tell_all)
 
 
 class Changes:
@@ -272,6 +272,8 @@ class Changes:
         self._peer = peer
         self._message_id = message_id
         self._untold: dict[int, float] = {}  # job -> when to send its change
+        self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = 0.0  # when that fires
 
     def tell(self, job_id: int) -> None:
         """Send a job's state in a moment; of several changes until then the latest counts.
@@ -280,24 +282,37 @@ class Changes:
         """
         job = self._peer.loop.engine.jobs.get(job_id)
         has_begun = job is not None and job.state is not JobState.QUEUED
-        pause_s = _BEGIN_S if has_begun else _TOGETHER_S
-        due = self._peer.loop.now() + pause_s
+        due = self._peer.loop.now() + (_BEGIN_S if has_begun else _pause_s(self._peer))
         if job_id not in self._untold or due < self._untold[job_id]:
-            if due < min(self._untold.values(), default=due + 1):
-                asyncio.get_running_loop().call_later(pause_s, self._tell_what_is_due)
             self._untold[job_id] = due
+            self._wake(due)
+
+    def _wake(self, at: float) -> None:
+        """Send what is due at a time; with one timer, or each message would be sent in parts."""
+        if self._timer is not None:
+            if self._wakes_at <= at:
+                return
+            self._timer.cancel()
+        self._wakes_at = at
+        delay_s = max(0.0, at - self._peer.loop.now())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tell_what_is_due)
 
     def _tell_what_is_due(self) -> None:
-        now, journal = self._peer.loop.now(), self._peer.loop.journal
-        due = [job for job, at in self._untold.items() if at <= now + _TOGETHER_S / 2]
+        self._timer = None
+        soon = self._peer.loop.now() + _pause_s(self._peer)  # all that have ended until now
+        due = [job for job, at in self._untold.items() if at <= soon]
         for job in due:
             del self._untold[job]
         if due:
-            rows = [_progress(journal, job) for job in due]
+            rows = [_progress(self._peer.loop.journal, job) for job in due]
             self._peer.connection.send_all(self._message_id, [{"progress": row} for row in rows])
         if self._untold:
-            next_s = max(0.0, min(self._untold.values()) - now)
-            asyncio.get_running_loop().call_later(next_s, self._tell_what_is_due)
+            self._wake(min(self._untold.values()))
+
+
+def _pause_s(peer: QueuePeer) -> float:
+    """Return how long ends are collected: each message wakes a client beside the next jobs."""
+    return _MANY_S if len(peer.loop.engine.jobs) >= _MANY else _TOGETHER_S
 
 
 def _progress(journal: Journal, job: int) -> dict[str, Any]:
