@@ -13,7 +13,7 @@ import pytest
 from grn.client import queue
 from grn.fixed_slots.runner import Runner
 from grn.group.choose_runner import runner_for
-from grn.group.group_runner import GroupRunner
+from grn.group.group_runner import FIRST, GroupRunner
 from grn.group.roles import RunControl
 from grn.group.task import CommandEnd, Needs, Task
 from tests.conftest import Negotiators
@@ -57,6 +57,24 @@ def test_tasks_are_jobs_of_their_group_with_their_logs(
     rows = queue.ask({"op": "list", "group": "group"})["jobs"]
     assert len(rows) == 3
     assert queue.ask({"op": "list", "group": "other"})["jobs"] == []
+
+
+def test_the_first_tasks_are_submitted_before_the_others_are_made(
+    here: Story, negotiator: Negotiators
+) -> None:
+    negotiator()
+
+    class Slow(Listed):
+        def next_task(self) -> Task | None:
+            if len(self.tasks) == 20:  # the first ones are in the queue by now
+                wait_for(lambda: len(queue.ask({"op": "list", "group": "group"})["jobs"]) == FIRST)
+            return super().next_task()
+
+    ear = Ear()
+    tasks = [sh(f"exit {number % 3}", number, needs=SMALL) for number in range(FIRST + 20)]
+    runner_for(Slow(tasks), ear, "group").run()
+    assert sorted(one.task.number for one in ear.ends) == list(range(FIRST + 20))
+    assert all(one.status == one.task.number % 3 for one in ear.ends)
 
 
 def test_what_can_never_run_is_refused_and_the_rest_runs(

@@ -108,8 +108,7 @@ class BatchJournal:
         """Write the report atomically; return its path."""
         path = os.path.join(self.folder, REPORT)
         with open(f"{path}.new", "w") as file:
-            json.dump(report, file, indent=2)
-            file.write("\n")
+            file.write(json.dumps(report) + "\n")  # indented it takes ten times as long
         os.replace(f"{path}.new", path)
         return path
 

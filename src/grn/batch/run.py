@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from grn.batch.file import BatchJob, BatchParser
 from grn.batch.journal import BatchJournal, Entry, id_of
@@ -205,13 +205,15 @@ class Batch:
         running: int = 0,
         skipped: int = 0,
     ) -> None:
-        now = self.progress.plus(finished, failed, running)
+        now = self.progress
         total = None if now.total is None else now.total - skipped
-        self.progress = replace(
-            now,
-            total=self._count if self._has_all else total,
-            skipped=now.skipped + skipped,
-            names=tuple(self._name(number) for number in self._running),
+        self.progress = Progress(
+            self._count if self._has_all else total,
+            now.finished + finished,
+            now.failed + failed,
+            now.running + running,
+            now.skipped + skipped,
+            tuple(map(self._name, self._running)),
         )
         self._on_change(self.progress, entry)
 

@@ -27,6 +27,7 @@ from grn.protocol.rows import read, read_all
 
 Message = dict[str, Any]
 AHEAD = 1000  # jobs that wait in the queue
+FIRST = 50  # of these, submitted first: they run while the others are made
 MESSAGE_BYTES = 4 << 20
 NOT_RUNNABLE = 126
 TERMINATED = -15
@@ -147,7 +148,8 @@ class GroupRunner:
             self._submit()
             if self._is_finished():
                 return
-            self._keep_line()
+            if self._keep_line():
+                self._submit()
             self._listen(signals)
             self._hear()
             self._ask_for_reason()
@@ -211,21 +213,21 @@ class GroupRunner:
         for message in messages:
             self._understand(message)
 
-    def _keep_line(self) -> None:
-        """Connect while there are open tasks, starting the queue if none answers."""
+    def _keep_line(self) -> bool:
+        """Connect while there are open tasks, starting the queue if none answers; True if new."""
         if self._line.is_open or self._is_idle() or time.monotonic() < self._dial_at:
-            return
+            return False
         self._dial_at = time.monotonic() + DIAL_AGAIN_S
         try:
             if not self._watch:  # without GPUs nothing is submitted
                 _ensure_gpus()
             if not self._line.open():
-                return
+                return False
         except GrnError as error:
             if not self._watch:
                 raise
             self._tell_trouble(str(error))
-            return
+            return False
         self._reason_asked = 0
         self._watch = self._tell({"op": "watch", "jobs": list(self._jobs)})
         unanswered, self._unanswered = self._unanswered, {}
@@ -234,6 +236,7 @@ class GroupRunner:
         self.cancel(self._cancelled)
         if self.is_stopping:
             self._tell({"op": "cancel", "jobs": list(self._jobs)})
+        return True
 
     def _tell_trouble(self, trouble: str) -> None:
         waiting = [sent.task for sent in self._jobs.values() if not sent.is_running]
@@ -246,7 +249,8 @@ class GroupRunner:
     def _room(self) -> int:
         sent = sum(len(tasks) for _, tasks in self._unanswered.values())
         waiting = len(self._jobs) - self._running + sent
-        return self._ahead - waiting if waiting <= self._ahead // 2 else 0
+        ahead = self._ahead if self._line.is_open else min(self._ahead, FIRST)
+        return ahead - waiting if waiting <= ahead // 2 else 0
 
     def _submit(self) -> None:
         """Submit as many tasks as there is room for, and those refused for a passing reason."""
