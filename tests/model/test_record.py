@@ -24,6 +24,12 @@ def test_its_fields_are_described_once() -> None:
     assert fields(Row("a"))[0] is fields(Row("b"))[0]
 
 
+def test_a_copy_without_changes_is_the_record_itself() -> None:
+    row = Row("a", 2)
+    assert row.but() is row
+    assert row.but(size=3) == Row("a", 3)
+
+
 class Longer(Row):
     """A row with more: its fields are not those of a row."""
 

@@ -103,7 +103,9 @@ class Record(metaclass=_RecordClass):
                 _put(self, name, dict(value) if value.__class__ is dict else value)
 
     def but(self: Same, **changes: Any) -> Same:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed; itself where there are none."""
+        if not changes:
+            return self
         made = object.__new__(type(self))
         for name, value in {**fields_of(self), **changes}.items():
             _put(made, name, value)
