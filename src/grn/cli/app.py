@@ -6,6 +6,7 @@ Commands live in their own files and are loaded when called.
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import re
 import sys
@@ -155,7 +156,9 @@ def show_help(ctx: click.Context, names: tuple[str, ...], is_man: bool) -> int:
 def main(argv: Sequence[str] | None = None, prefix: Sequence[str] = ()) -> None:
     """Run one command and exit with its status."""
     arguments = [*prefix, *(sys.argv[1:] if argv is None else argv)]
-    sys.exit(guard.run(lambda: _through_click(arguments)))
+    status = guard.run(lambda: _through_click(arguments))
+    gc.freeze()  # the collections at the interpreter's end would walk all that is about to go
+    sys.exit(status)
 
 
 def _through_click(arguments: list[str]) -> int:
