@@ -268,7 +268,8 @@ def test_actor_and_agent_killed_together_leave_no_process(home: Home, rig: RayRi
 
     assert home.ended(job)["reason"] == "interrupted"
     assert not home.processes("sleep", "1000")
-    assert not home.pilot_folders()
+    # The actor may have begun to start another agent, which finds that it is alone, and leaves.
+    wait_for(lambda: not home.pilot_folders(), home.pilot_folders)
 
 
 def test_a_dead_node_interrupts_its_jobs(homes: Homes, rig: RayRig) -> None:

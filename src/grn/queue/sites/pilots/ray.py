@@ -28,7 +28,7 @@ from grn.errors import GrnError, UsageError
 from grn.model.text import counted
 from grn.queue.sites.agent.pipe import OFFERED
 from grn.queue.sites.pilots import ray_actor, ray_rules
-from grn.queue.sites.pilots.ray_actor import CHUNK, MAX_CALLS, PilotOrder
+from grn.queue.sites.pilots.ray_actor import CHUNK, MAX_CALLS, WINDOW, PilotOrder
 from grn.queue.sites.pilots.ray_cluster import (
     ClusterAway,
     PilotCut,
@@ -45,8 +45,7 @@ AGAIN_S = 5.0
 SWEEP_S = 60.0
 HANG_UP_S = 2.0
 CHECKED_NODES = 16
-# The pilot reads on when the adapter has taken what came before; else its memory were the limit.
-_GENERATOR = {"num_returns": "streaming", "_generator_backpressure_num_objects": 4}
+MAX_UNHEARD = 32  # calls; their order is kept by numbers
 OLD_PILOT = b"an earlier grn started this pilot: `grn cancel --now` gives up the jobs in it\n"
 NOT_INSTALLED = "Ray is not installed beside grn here: `pip install ray`, of the cluster's version"
 NO_CLIENT = (
@@ -184,7 +183,7 @@ class ActorHandle:
 
     def relay(self, pipe: socket.socket) -> None:
         with pipe:
-            if not hasattr(self._actor, "write"):
+            if not hasattr(self._actor, "took"):
                 _say(pipe, OLD_PILOT)
                 return
             try:
@@ -196,19 +195,37 @@ class ActorHandle:
             _say(pipe, OFFERED)
             threading.Thread(target=self._read, args=(stream, pipe), daemon=True).start()
             with contextlib.suppress(OSError, self._errors.RayError):
-                # What comes while a call is under way is carried by the next, all at once.
-                while data := pipe.recv(CHUNK):
-                    self._ray.get(self._actor.write.remote(stream, data))
+                self._write(stream, pipe)
             with contextlib.suppress(self._errors.RayError):
                 self._ray.get(self._actor.close.remote(stream), timeout=HANG_UP_S)
 
+    def _write(self, stream: int, pipe: socket.socket) -> None:
+        """Pass on the bytes of a pipe until its end, as pieces that do not wait for each other."""
+        # Ray answers no call of these: an answer costs as much as the call, and wakes two threads.
+        write = self._actor.write.options(num_returns=0)
+        number = size = 0
+        passed = None
+        while data := pipe.recv(CHUNK):
+            write.remote(stream, number, data)
+            number, size = number + 1, size + len(data)
+            if size >= WINDOW // 2 or number % MAX_UNHEARD == 0:
+                if passed is not None:
+                    self._ray.get(passed)
+                passed, size = self._actor.passed.remote(stream, number), 0
+
     def _read(self, stream: int, pipe: socket.socket) -> None:
         """Write the bytes of a stream to its pipe until its end."""
-        # One call for all of them: Ray sends what a generator yields at a tenth of a call's price.
-        answers = self._actor.read.options(**_GENERATOR).remote(stream)
+        # One call for all of them: what a generator yields costs Ray half as much as a call.
+        took = self._actor.took.options(num_returns=0)
+        taken = told = 0
         with contextlib.suppress(OSError, self._errors.RayError):
-            for answer in answers:
-                pipe.sendall(self._ray.get(answer))
+            for answer in self._actor.read.options(num_returns="streaming").remote(stream):
+                data = self._ray.get(answer)
+                pipe.sendall(data)
+                taken += len(data)
+                if taken - told >= WINDOW // 2:
+                    took.remote(stream, taken)
+                    told = taken
         with contextlib.suppress(OSError):
             pipe.shutdown(socket.SHUT_RDWR)
 

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 CHUNK = 64 << 10  # what Ray carries within a message
+WINDOW = 256 << 10  # bytes on their way to one side; more would fill its memory
 MAX_CALLS = 16  # at the same time: of a `watch`, a stream, and streams that are about to end
 POLL_S = 20.0
 READY_S = 30.0
@@ -41,6 +42,71 @@ class PilotOrder:
     env: Mapping[str, str]  # of the agent
 
 
+class PilotStream:
+    """One connection to the agent. Calls of Ray overtake each other, so pieces are numbered."""
+
+    def __init__(self, agent: socket.socket) -> None:
+        self._agent = agent
+        self._changed = threading.Condition()
+        self._pieces: dict[int, bytes] = {}  # whose turn has not come
+        self._passed = 0  # pieces that the agent has
+        self._is_passing = False
+        self._taken = 0  # bytes that the queue has
+        self._is_closed = False
+
+    def write(self, number: int, data: bytes) -> None:
+        """Pass a piece on after those before it; only one thread at a time waits for the agent."""
+        with self._changed:
+            self._pieces[number] = data
+            if self._is_passing:
+                return
+            piece = self._next()
+        while piece is not None:
+            with suppress(OSError):  # after the end pieces are dropped
+                self._agent.sendall(piece)
+            with self._changed:
+                self._passed += 1
+                self._changed.notify_all()
+                piece = self._next()
+
+    def _next(self) -> bytes | None:
+        piece = self._pieces.pop(self._passed, None)
+        self._is_passing = piece is not None
+        return piece
+
+    def until_passed(self, count: int) -> None:
+        """Wait until the agent has so many pieces, or the stream ends."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._passed >= count)
+
+    def read(self) -> Iterator[bytes]:
+        """Yield the bytes of the agent until its end, no more than the queue has room for."""
+        given = 0
+        with suppress(OSError):
+            while data := self._agent.recv(CHUNK):
+                yield data
+                given += len(data)
+                self._until_taken(given - WINDOW)
+
+    def _until_taken(self, size: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._taken >= size)
+
+    def took(self, size: int) -> None:
+        """Note how many bytes the queue has taken since the beginning."""
+        with self._changed:
+            self._taken = max(self._taken, size)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End it; the last call that uses the connection closes it."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        with suppress(OSError):
+            self._agent.shutdown(socket.SHUT_RDWR)
+
+
 class PilotActor:
     """One actor: its agent, and the streams of the queue to it.
 
@@ -54,7 +120,7 @@ class PilotActor:
         self._phase, self._text = STARTING, ""
         self._changed = threading.Condition()
         self._socket = ""
-        self._streams: dict[int, socket.socket] = {}
+        self._streams: dict[int, PilotStream] = {}
         self._opened = 0
         self._keeping: threading.Thread | None = None
         # Its adapter may have been killed at once; then no call would ever come.
@@ -148,7 +214,7 @@ class PilotActor:
         agent.connect(self._socket)
         with self._changed:
             before, self._opened = list(self._streams), self._opened + 1
-            self._streams[self._opened] = agent
+            self._streams[self._opened] = PilotStream(agent)
         for number in before:
             self.close(number)
         return self._opened
@@ -162,25 +228,29 @@ class PilotActor:
 
     def read(self, stream: int) -> Iterator[bytes]:
         """Yield the bytes of the agent until its end; Ray passes each on as soon as it is there."""
-        agent = self._streams.get(stream)
-        with suppress(OSError):
-            while agent is not None and (data := agent.recv(CHUNK)):
-                yield data
+        if (agent := self._streams.get(stream)) is not None:
+            yield from agent.read()
         self.close(stream)
 
-    def write(self, stream: int, data: bytes) -> None:
-        """Pass bytes on to the agent; after the end they are dropped."""
-        agent = self._streams.get(stream)
-        with suppress(OSError):
-            if agent is not None:
-                agent.sendall(data)
+    def took(self, stream: int, size: int) -> None:
+        """Note how many bytes the queue has taken."""
+        if (agent := self._streams.get(stream)) is not None:
+            agent.took(size)
+
+    def write(self, stream: int, number: int, data: bytes) -> None:
+        """Pass a piece on to the agent; after the end it is dropped."""
+        if (agent := self._streams.get(stream)) is not None:
+            agent.write(number, data)
+
+    def passed(self, stream: int, count: int) -> None:
+        """Wait until the agent has so many pieces, or the stream ends."""
+        if (agent := self._streams.get(stream)) is not None:
+            agent.until_passed(count)
 
     def close(self, stream: int) -> None:
         """End a stream."""
-        agent = self._streams.pop(stream, None)
-        if agent is not None:
-            with suppress(OSError):
-                agent.shutdown(socket.SHUT_RDWR)  # it is closed by the last call that uses it
+        if (agent := self._streams.pop(stream, None)) is not None:
+            agent.close()
 
 
 # --- tasks on a node without its pilot -------------------------------------------------------
