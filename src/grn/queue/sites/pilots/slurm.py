@@ -16,7 +16,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from grn.errors import UsageError
@@ -37,14 +37,15 @@ KILL_WAIT_S, SETTLE_S = 30.0, 5.0
 
 
 class Since:
-    """Since when each of some jobs has been so, without a break."""
+    """Since when each of some jobs has been so, without a sign of the contrary."""
 
     def __init__(self) -> None:
         self._began: dict[int, float] = {}
 
-    def update(self, now: float, some: Iterable[int]) -> None:
-        """Note which hold now; forget all others."""
-        self._began = {one: self._began.get(one, now) for one in some}
+    def update(self, now: float, some: Iterable[int], unseen: Collection[int] = ()) -> None:
+        """Note which are so now; forget all others but those of which nothing was heard."""
+        kept = {one: began for one, began in self._began.items() if one in unseen}
+        self._began = kept | {one: self._began.get(one, now) for one in some}
 
     def lasting(self, now: float, least_s: float) -> list[int]:
         """Return those that have been so for long enough."""
@@ -242,19 +243,25 @@ class SlurmAdapter:
         states = jobs.read_accounts(accounts.out, self._name) if accounts.is_good else {}
         name = functools.partial(jobs.node_name, self._site.name)
         ends = {job: jobs.in_words(name(job), *state) for job, state in states.items()}
-        unknown = [job for job in lost if job not in ends and self._is_forgotten(job)]
-        self._forgotten.update(now, unknown)
-        for job in self._forgotten.lasting(now, FORGOTTEN_S):
+        asked = {job: self._is_forgotten(job) for job in lost if job not in ends}
+        unknown = {job for job, is_so in asked.items() if is_so}
+        # A busy controller leaves questions open, which says nothing against what it said before.
+        unseen = {job for job, is_so in asked.items() if is_so is None}
+        self._forgotten.update(now, unknown, unseen)
+        for job in unknown.intersection(self._forgotten.lasting(now, FORGOTTEN_S)):
             ends[job] = f"the pilot {name(job)} ended, and Slurm does not remember how"
         return ends
 
-    def _is_forgotten(self, job: int) -> bool:
+    def _is_forgotten(self, job: int) -> bool | None:
+        """True when the controller knows a job no more that it has known; None without answer."""
         answer = run("scontrol", "show", "job", str(job))
-        if answer.is_good or "Invalid job id" not in answer.trouble:
+        if answer.is_good:
             return False
         config = run("scontrol", "show", "config")
         following = jobs.next_id(config.out) if config.is_good else None
-        return following is not None and following > job
+        if "Invalid job id" not in answer.trouble or following is None:
+            return None
+        return following > job
 
     # --- acting --------------------------------------------------------------------------
 
