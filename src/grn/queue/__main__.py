@@ -82,12 +82,12 @@ async def _serve(chosen: settings.Settings, daemon_lock: DaemonLock, ready_fd: i
     )
     load_sites = functools.partial(_load_sites, loop, launch, os.path.join(folder, "nodes.json"))
     if chosen.sites:
-        load_sites()
+        load_sites(is_recovered=False)
     stopped = process.stop_event()
     server = QueueServer(loop, VERBS, __version__, stopped.set, daemon_lock.hold, load_sites)
     process.raise_file_limit(_MAX_FILES)
     await loop.start()
-    if loop.site.lost_nodes():  # attempts of sites that were removed while no queue ran
+    if chosen.sites or loop.site.lost_nodes():  # attempts on nodes that no setting names any more
         load_sites()
     gc.freeze()  # permanent objects need not be walked at every collection
     gc.set_threshold(*_COLLECT)
@@ -116,7 +116,9 @@ async def _serve(chosen: settings.Settings, daemon_lock: DaemonLock, ready_fd: i
     journal.close()
 
 
-def _load_sites(loop: QueueLoop, launch: LaunchSettings, memory: str) -> None:
+def _load_sites(
+    loop: QueueLoop, launch: LaunchSettings, memory: str, *, is_recovered: bool = True
+) -> None:
     """Read the sites of the settings file; without any, nothing of them is imported."""
     if loop.fleet is None:
         from grn.queue.sites.fleet import Fleet, FleetSettings
@@ -125,7 +127,7 @@ def _load_sites(loop: QueueLoop, launch: LaunchSettings, memory: str) -> None:
             launch.queue_id, launch.folder, launch.log_bytes, memory, loop.journal.usual_s
         )
         loop.fleet = Fleet(chosen, loop.site)
-    loop.fleet.load()
+    loop.fleet.load(is_recovered=is_recovered)
 
 
 def _check_locks(folder: str) -> None:

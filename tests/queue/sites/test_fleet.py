@@ -123,7 +123,7 @@ def test_a_node_of_a_removed_site_is_reached_as_an_earlier_queue_did(
         world.router.find(ONE, True, "gpu2/life/L1")
         assert world.router.lost_nodes() == {"gpu2"}
         world.fleet.load()
-        assert world.router.is_leaving("gpu2")
+        assert world.router.is_removed("gpu2")
         assert world.router.names() == set()
         assert world.remembered() == {"gpu2"}
         (row,) = world.fleet.rows()
@@ -131,6 +131,22 @@ def test_a_node_of_a_removed_site_is_reached_as_an_earlier_queue_did(
         assert "its site was removed" in row["trouble"]
         world.fleet.load()
         assert world.remembered() == {"gpu2"}
+
+    _in_a_loop(story)
+
+
+def test_the_way_to_a_node_is_kept_where_other_sites_are_left(make: Callable[[], World]) -> None:
+    """A queue reads its sites before it finds the attempts of the one before."""
+
+    async def story() -> None:
+        make().load(LAB)
+        world = make()
+        world.config.write_text('[sites.other]\nssh = ["gpu9"]\n')
+        world.fleet.load(is_recovered=False)
+        world.router.find(ONE, True, "gpu2/life/L1")
+        world.fleet.load()
+        assert world.router.is_removed("gpu2")
+        assert world.remembered() == {"gpu2", "gpu9"}
 
     _in_a_loop(story)
 

@@ -279,13 +279,31 @@ def test_a_node_of_a_removed_site_runs_what_it_has_and_nothing_new() -> None:
         assert world.asked(2) == {"a"}
         world.set()
         assert world.asked(2) == set()
-        assert world.router.is_leaving("a")
+        assert world.router.is_removed("a")
         assert world.router.names() == set()
         assert not node.is_closed
         world.router.written(FIRST)
         await asyncio.sleep(0)
         assert node.is_closed
         assert world.router.nodes == {}
+
+    _in_a_loop(story)
+
+
+def test_a_pilot_that_its_engine_does_not_list_is_not_given_up() -> None:
+    """Its site is still there, so the engine will tell what became of it."""
+
+    async def story() -> None:
+        world, pilots = World(), (PilotSite("uni", 2, None, ""),)
+        world.router.find(FIRST, True, "p/epoch-p/L1")
+        world.set(leaving=(FakeNode("p", site="uni", is_up=False),), pilots=pilots)
+        assert not world.router.is_removed("p")
+        assert world.router.doubt(FIRST) == "p not heard of since the queue began"
+        world.router.stop(FIRST, True)
+        assert world.loop.found == []
+        world.set()
+        assert world.router.is_removed("p")
+        assert "gives it up" in world.router.doubt(FIRST)
 
     _in_a_loop(story)
 

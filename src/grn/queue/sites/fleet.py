@@ -85,8 +85,11 @@ class Fleet:
         self._leaving: dict[str, Adapter] = {}  # of removed sites, while attempts are there
         self._memory = _remembered(chosen.memory)
 
-    def load(self) -> None:
-        """Read the settings file again; raise BadSetting where it is wrong."""
+    def load(self, *, is_recovered: bool = True) -> None:
+        """Read the settings file again; raise BadSetting where it is wrong.
+
+        Before the attempts of the queue before are found, no way to a node is forgotten.
+        """
         self.sites = sites.read(settings.load().sites)
         for name, adapter in list(self._adapters.items()):
             if adapter.site not in self.sites:
@@ -96,7 +99,7 @@ class Fleet:
                 if site.name in self._leaving:
                     self._leaving.pop(site.name).close()
                 self._adapters[site.name] = Adapter(site, self._chosen.queue_id, self)
-        self.update()
+        self.update(is_recovered=is_recovered)
         self.end_left()
 
     def end_left(self) -> None:
@@ -104,7 +107,7 @@ class Fleet:
         for name in [name for name in self._leaving if not self.unseen(name)]:
             self._leaving.pop(name).close()
 
-    def update(self) -> None:
+    def update(self, *, is_recovered: bool = True) -> None:
         """Give the router the nodes that exist now, and those of removed sites with attempts."""
         now = {
             sites.node_name(host): NodeAddress(
@@ -118,7 +121,8 @@ class Fleet:
         lost = self._router.lost_nodes() - now.keys()
         old = {name: self._memory[name] for name in lost if name in self._memory}
         kept = {name: node.address for name, node in self._router.nodes.items() if node.attempts}
-        self._remember({**old, **kept, **now})
+        if is_recovered:
+            self._remember({**old, **kept, **now})
         pilot_sites = [
             PilotSite(name, adapter.site.gpus, adapter.site.time_s, adapter.why_none)
             for name, adapter in self._adapters.items()
@@ -202,7 +206,7 @@ class Fleet:
 
     def _trouble(self, node: Node) -> str:
         texts = [node.trouble or node.leases.trouble]
-        if self._router.is_leaving(node.name):
+        if self._router.is_removed(node.name):
             texts.append("its site was removed: nothing new starts there")
         if abs(node.clock_skew_s) > MAX_SHOWN_SKEW_S:
             texts.append(f"its clock is off by {show_time(abs(node.clock_skew_s))}")

@@ -50,7 +50,8 @@ class Router:
         self.leases.attempts_here = lambda: self._here
         self._here = 0  # attempts on this machine
         self._attempts: dict[Attempt, RemoteLease | None] = {}  # None for one on this machine
-        self._leaving: set[str] = set()  # nodes of removed sites: nothing new starts there
+        self._leaving: set[str] = set()  # nodes that are not named now: nothing new starts there
+        self._engine_sites: frozenset[str] = frozenset()  # whose engines tell what became of nodes
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     # --- nodes ---------------------------------------------------------------------------
@@ -68,6 +69,8 @@ class Router:
         for name, node in {**wanted, **old}.items():
             if name not in self.nodes:
                 self._add_node(node)
+        pilot_sites = tuple(pilot_sites)
+        self._engine_sites = frozenset(site.name for site in pilot_sites)
         self.leases.set_sites(pilot_sites, self._leaving)
         self.leases.sharing.ask_all(LOCAL)
         for name in sorted(self._leaving):
@@ -99,9 +102,12 @@ class Router:
         self._leaving.discard(name)
         self.leases.forget(name)
 
-    def is_leaving(self, name: str) -> bool:
-        """True for a node whose site was removed."""
-        return name in self._leaving
+    def is_removed(self, name: str) -> bool:
+        """True for a node whose site was removed; of an ended pilot its engine will tell."""
+        node = self.nodes.get(name)
+        return name in self._leaving and (
+            node is None or node.address.site not in self._engine_sites
+        )
 
     def names(self) -> set[str]:
         """Return the nodes that a job may be sent to."""
@@ -171,7 +177,7 @@ class Router:
         node = self.nodes.get(lease.node)
         if node is not None:
             node.stop(attempt, is_now, is_yield=is_yield)
-        is_within_reach = node is not None and (node.is_heard or node.name not in self._leaving)
+        is_within_reach = node is not None and (node.is_heard or not self.is_removed(node.name))
         if is_now and not is_within_reach:
             text = GIVEN_UP.format(node=lease.node)
             self._listener.attempt_found(attempt, AttemptFate.INTERRUPTED, text)
@@ -226,9 +232,9 @@ class Router:
         if node.is_heard:
             return ""
         if node.is_unusable:
-            return wait_reasons.not_used(node.name, node.trouble, node.name in self._leaving)
+            return wait_reasons.not_used(node.name, node.trouble, self.is_removed(node.name))
         silent_s = None if node.heard_at is None else time.time() - node.heard_at
-        return wait_reasons.not_heard(node.name, silent_s, node.name in self._leaving)
+        return wait_reasons.not_heard(node.name, silent_s, self.is_removed(node.name))
 
     def lease_seen(self, lease: str | None) -> LeaseRow | None:
         """Return a lease of a node as its negotiator last showed it."""

@@ -35,15 +35,15 @@ def of_site(spec: JobSpec, site: PilotSite, usual_s: float | None, is_used: bool
     return "" if is_used else site.text
 
 
-def not_heard(name: str, silent_s: float | None, is_leaving: bool) -> str:
+def not_heard(name: str, silent_s: float | None, is_removed: bool) -> str:
     """Say since when a node is out of sight; None if it was not heard of at all."""
     since = "since the queue began" if silent_s is None else f"for {_roughly(silent_s)}"
-    return f"{name} not heard of {since}{GIVES_UP if is_leaving else ''}"
+    return f"{name} not heard of {since}{GIVES_UP if is_removed else ''}"
 
 
-def not_used(name: str, trouble: str, is_leaving: bool) -> str:
+def not_used(name: str, trouble: str, is_removed: bool) -> str:
     """Say why a node that can be reached tells nothing of its attempts."""
-    return f"{name} cannot be used: {trouble}{GIVES_UP if is_leaving else ''}"
+    return f"{name} cannot be used: {trouble}{GIVES_UP if is_removed else ''}"
 
 
 def _too_long(usual_s: float | None, ends: str, left_s: float | None) -> str:
