@@ -25,6 +25,7 @@ KINDS = ("ssh", "slurm", "ray")
 RESERVED = ("local", "all")
 DEFAULT_PILOT_S = 24 * 3600.0
 DEFAULT_IDLE_S = 300.0
+ADD_AGAIN = "add the site again with --install, or with the --python that has grn"
 NOT_FOUND = 127  # exit status of a shell that does not find a program
 
 
@@ -190,8 +191,7 @@ def missing_grn(status: int | None, said: Sequence[str]) -> str:
     if not fault and status == NOT_FOUND and len(words) > 1:
         program = words[-1] if "ommand" in words[-2] else words[-2]  # zsh and fish name it last
         fault = f"{program} is not there"
-    advice = "add the site again with --install, or with the --python that has grn"
-    return f"{fault}: {advice}" if fault else ""
+    return f"{fault}: {ADD_AGAIN}" if fault else ""
 
 
 def quoted(word: str) -> str:

@@ -192,7 +192,10 @@ def test_grn_is_installed_and_updated_in_a_venv_of_its_own(
     version.write_text(version.read_text().replace(grn.__version__, "0.0.1"))
     checked = home.grn("site", "check", SITE)
     assert checked.code == 1
-    assert f"grn 0.0.1 is there and {grn.__version__} here" in checked.err
+    assert f"grn 0.0.1 is there and {grn.__version__} here (`grn site update" in checked.err
+    refused = _add(home, site, "--python", str(python))
+    assert "grn 0.0.1 is there" in refused.err
+    assert "add the site again with --install" in refused.err
     assert home.grn("site", "update", SITE).code == 0
     assert grn.__version__ in version.read_text()
     assert home.ran("exit 4")["status"] == 4

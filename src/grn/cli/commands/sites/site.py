@@ -101,7 +101,7 @@ def add(
     if install:
         made = dataclasses.replace(made, python=site_install.PYTHON)
         site_install.install(made)
-    if not no_check and not _check(made):
+    if not no_check and not _check(made, is_new=True):
         raise MachineError(f"the site {name} was not added.", "Mend this, or use --no-check.")
     sites.add(made)
     _reload()
@@ -211,11 +211,13 @@ def _ago(at: float | None, now: float) -> str:
 # --- a look at hosts, and grn on them --------------------------------------------------------
 
 
-def _check(one: SiteConfig) -> bool:
+def _check(one: SiteConfig, *, is_new: bool = False) -> bool:
     """Print what is found at a site; True when all of it can be used."""
     if one.kind != "ssh":
         return _check_engine(one)
-    found = [_check_host(one, host) for host in one.hosts]  # look at all of them
+    update = f"`grn site update {one.name}` installs this one"
+    remedy = sites.ADD_AGAIN if is_new else update
+    found = [_check_host(one, host, remedy) for host in one.hosts]  # look at all of them
     return all(found)
 
 
@@ -229,7 +231,7 @@ def _check_engine(one: SiteConfig) -> bool:
     return status == 0
 
 
-def _check_host(one: SiteConfig, host: str) -> bool:
+def _check_host(one: SiteConfig, host: str, remedy: str) -> bool:
     words = [one.python, "-P", "-m", "grn.cli.main"] if one.python else ["grn"]
     command = [*words, "agent", "--check"]
     if one.env:
@@ -241,8 +243,7 @@ def _check_host(one: SiteConfig, host: str) -> bool:
     version = str(found.get("version"))
     if version != __version__:
         return _complain(
-            host, f"grn {harmless(version)} is there and {__version__} here",
-            f"`grn site update {one.name}` installs this one",
+            host, f"grn {harmless(version)} is there and {__version__} here", remedy
         )  # fmt: skip
     sizes = [size for size in found.get("gpu_bytes", []) if isinstance(size, int)]
     trouble = harmless(str(found.get("trouble", "")))
