@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,6 +11,7 @@ import pytest
 
 from grn.client.connection import drive
 from grn.client.queue import connect
+from grn.queue.journal.rows import matching
 from grn.queue.subscribers import MAX_JOBS
 from tests.harness import is_running, wait_for
 from tests.queue.daemon import Queue, a_queue, being_here
@@ -96,3 +98,52 @@ def long() -> Iterator[Queue]:
         queue.fine("submit", "--hold", "--name", "long", "--array", f"0-{LONG - 1}", "--shell",
                    "--", "echo $GRN_ARRAY_INDEX")  # fmt: skip
         yield queue
+
+
+def test_pages_of_an_array_have_each_job_once_and_its_states_are_counted(long: Queue) -> None:
+    with being_here(long):
+        first = long.ask("list", which="alive", most=1)["jobs"][0]["id"]
+        pages = [
+            long.ask("list", array=first + 7, skip=skip, most=700)
+            for skip in range(0, LONG + 700, 700)
+        ]
+    ids = [row["id"] for page in pages for row in page["jobs"]]
+    assert ids == list(range(first, first + LONG))
+    assert {page["total"] for page in pages} == {LONG}
+    told = {"first": first, "count": LONG, "states": {"held": LONG}}
+    assert [page["array"] for page in pages] == [told] * len(pages)
+
+
+def test_pages_follow_the_order_of_a_list_through_all_states(shared: Queue) -> None:
+    with being_here(shared):
+        whole = [row["id"] for row in shared.ask("list")["jobs"]]
+        pages = [shared.ask("list", skip=skip, most=2)["jobs"] for skip in range(0, 10, 2)]
+        last = shared.ask("list", array=whole[0], match="held")
+    assert [row["id"] for page in pages for row in page] == whole
+    assert (last["total"], last["array"]["states"]) == (3, {"held": 3})
+
+
+@pytest.mark.parametrize("words", [
+    "long[2999]", "[29", "held 299", "ECHO", "echo held long", "$grn_array", "none", "é", "long[]",
+])  # fmt: skip
+def test_words_find_folded_members_as_they_find_jobs(long: Queue, words: str) -> None:
+    sql, values = matching(words)
+    with being_here(long):
+        found = long.ask("list", which="alive", match=words, ids_only=True, most=LONG)["ids"]
+        folds = long.ask("list", which="alive", match=words, folds=True)
+        (array, *_) = long.ask("list", which="alive", folds=True)["jobs"]
+    ids = range(array["id"], array["id"] + LONG)
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute("CREATE TABLE attempts (lease)")
+        db.execute("CREATE TABLE jobs (id, name, label, group_name, text, reason, is_held, state,"
+                   " argv, extra)")  # fmt: skip
+        db.executemany(
+            "INSERT INTO jobs VALUES (?, 'long', ?, '', '', NULL, 1, 'queued', ?, ?)",
+            [(one, array["label"], json.dumps(array["argv"]),
+              json.dumps({"GRN_ARRAY_INDEX": str(number)})) for number, one in enumerate(ids)],
+        )  # fmt: skip
+        rows = db.execute(f"SELECT jobs.id FROM jobs LEFT JOIN attempts WHERE 1{sql}", values)
+        expected = [one for (one,) in rows]
+    assert found == expected
+    members = [part for row in folds["jobs"] for part in row["members"]]
+    assert [one for a, b in members for one in range(a, b + 1)] == expected

@@ -21,6 +21,7 @@ from tests.web.conftest import Server
 READS = [
     *("/api/jobs", "/api/failed"),
     *("/api/stream", "/api/history", "/api/timeline", "/api/profiles", "/api/sweeps"),
+    *("/api/array/1", "/api/array/1/ids"),
     *("/api/sweep", "/api/job/1", "/api/job/1/log", "/api/job/1/output", "/api/lease/abcd1234"),
 ]
 WRITES = [f"/api/job/1/{act}" for act in ("cancel", "hold", "release", "retry", "priority")]

@@ -129,7 +129,9 @@ class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
 
     `match` is words that each must be found in a job; with it the answer has the `total`. With
     `ids_only` the answer has the ids of the jobs and no more. With `folds` the members of an array
-    that are not jobs of their own yet are one row, whose `members` are their ids.
+    that are not jobs of their own yet are one row, whose `members` are their ids. `array` is a job
+    of an array, whose jobs alone are listed; with it the answer has `array`. `skip` leaves jobs at
+    the beginning of the list out, for pages; there is no folded row then.
     """
 
     which: Literal["alive", "ended", "all"] = "all"
@@ -143,6 +145,8 @@ class ListRequest(QueueMessage, frozen=True, tag="list", kw_only=True):
     ascending: bool = False
     since: float = 0.0
     most: Annotated[int, Meta(ge=1, le=1_000_000)] = 1000
+    skip: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 0
+    array: JobId | None = None
     ids_only: bool = False
     folds: bool = False
 

@@ -187,6 +187,19 @@ class NodeRow(Record):
         return next((lease for lease in self.leases if lease.id == name), None)
 
 
+class FoldedRow(Record):
+    """The members of one array that are not jobs of their own yet, without their rows."""
+
+    array: int  # the id of its first job
+    numbers: str  # of all its jobs, as they were written
+    members: tuple[tuple[int, int], ...] = ()  # the first and last id of each run of them
+
+    @property
+    def ids(self) -> list[int]:
+        """The jobs."""
+        return [job for first, last in self.members for job in range(first, last + 1)]
+
+
 class QueueFacts(Record):
     """What a queue says of itself."""
 
@@ -197,3 +210,4 @@ class QueueFacts(Record):
     drained: bool = False
     origin: str | None = None
     counts: dict[str, int] = {}  # noqa: RUF012 - made each time
+    folded: tuple[FoldedRow, ...] = ()  # of a long queue: those whose jobs the feed leaves out

@@ -69,17 +69,25 @@ class QueueServer:
         """Make the protocol of one new connection."""
         return self._service.connection()
 
-    def rows(self, where: str, values: list[Any], order: str, most: int) -> list[dict[str, Any]]:
+    def rows(
+        self, where: str, values: list[Any], order: str, most: int, skip: int = 0
+    ) -> list[dict[str, Any]]:
         """Return jobs of the journal as rows for people."""
-        return [self._shown(row) for row in self.loop.journal.rows(where, values, order, most)]
+        found = self.loop.journal.rows(where, values, order, most, skip)
+        return [self._shown(row) for row in found]
 
     def waiting(self, wanted: Selection, most: int, *, folds: bool = False) -> list[dict[str, Any]]:
         """Return the first jobs that wait; with `folds` one row for the rest of each array."""
-        where = f"state = 'queued' AND {wanted.where}"
-        rows = self.rows(where, wanted.values, waiting_jobs.ORDER, most)
+        where, values = wanted.of_journal("state = 'queued'")
+        rows = self.rows(where, values, waiting_jobs.ORDER, most)
         find = waiting_jobs.folded_arrays if folds else waiting_jobs.folded_rows
         rows += map(self._shown, find(self.loop, wanted, most))
         return sorted(rows, key=lambda row: self.loop.engine.jobs.turn(row["id"]))[:most]
+
+    def waiting_after(self, wanted: Selection, most: int, skip: int) -> list[dict[str, Any]]:
+        """Return jobs that wait, without the first ones."""
+        ids = waiting_jobs.ids(self.loop, wanted, skip + most)[skip:]
+        return sorted(self.alive(ids), key=lambda row: self.loop.engine.jobs.turn(row["id"]))
 
     def alive(self, jobs: list[int]) -> list[dict[str, Any]]:
         """Return jobs that have not ended, by their ids."""
@@ -150,6 +158,7 @@ class QueueServer:
             "drained": self.loop.engine.is_drained,
             "origin": tag_of(self.loop.leases.queue_id),
             "counts": self.counts(),
+            "folded": waiting_jobs.summaries(self.loop),
         }
 
 

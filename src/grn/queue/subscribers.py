@@ -1,7 +1,7 @@
 """Subscribers of the queue: a snapshot of its jobs, then changes, at most twice a second.
 
 Changes are found by comparing, so jobs pay nothing for subscribers. Of a long queue only the jobs
-next in line and the counts are sent.
+next in line, the counts, and which arrays the others belong to are sent.
 """
 
 from __future__ import annotations

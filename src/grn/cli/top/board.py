@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from grn.cli.top.rows import Row, Section, ended, running, unlisted, waiting
-from grn.model.ranges import show_ranges
+from grn.model.ranges import parse_ranges, show_ranges
 from grn.model.text import harmless
-from grn.protocol.queue_rows import JobRow
+from grn.protocol.queue_rows import FoldedRow, JobRow
 from grn.protocol.snapshot import Snapshot
 
 MAX_INDEX_PARTS = 3  # of the ranges in a name
@@ -59,12 +60,22 @@ def board(
         shown[part] = len(kept)
         kept = _sorted(kept, (sorts or {}).get(part, SORTS[part][0]))
         jobs = picture.ended if part is Section.ENDED else picture.jobs
-        parts[part] = kept if is_expanded else folded(kept, jobs)
+        left_out = () if wanted or part is not Section.WAITING else picture.queue.folded
+        parts[part] = kept if is_expanded else folded(kept, jobs, left_out)
+    if not is_expanded:
+        jobs_shown = sum(len(row.members) or 1 for row in parts[Section.WAITING])
+        missing -= jobs_shown - shown[Section.WAITING]
+        shown[Section.WAITING] = jobs_shown
     return Board(parts, shown, totals, missing)
 
 
-def folded(rows: Iterable[Row], jobs: Mapping[int, JobRow]) -> list[Row]:
-    """Put neighbours of one array together; `jobs` are the jobs of the rows."""
+def folded(
+    rows: Iterable[Row], jobs: Mapping[int, JobRow], unlisted: Sequence[FoldedRow] = ()
+) -> list[Row]:
+    """Put neighbours of one array together; `jobs` are the jobs of the rows.
+
+    `unlisted` are arrays of which only the first members have rows.
+    """
     groups: list[list[Row]] = []
     before: tuple[object, ...] | None = None
     for row in rows:
@@ -75,7 +86,7 @@ def folded(rows: Iterable[Row], jobs: Mapping[int, JobRow]) -> list[Row]:
         else:
             groups.append([row])
         before = key
-    return [_one(group, jobs) if len(group) > 1 else group[0] for group in groups]
+    return [_one(group, jobs, unlisted) for group in groups]
 
 
 def _key(row: Row, job: JobRow) -> tuple[object, ...] | None:
@@ -85,10 +96,15 @@ def _key(row: Row, job: JobRow) -> tuple[object, ...] | None:
     return (row.part, job.name, job.label, job.argv, job.cwd, *ended)
 
 
-def _one(group: Sequence[Row], jobs: Mapping[int, JobRow]) -> Row:
-    members = sorted(row.job for row in group if row.job is not None)
-    first = jobs[members[0]]
-    indices = show_ranges(sorted(int(jobs[one].array_index) for one in members), MAX_INDEX_PARTS)
+def _one(group: Sequence[Row], jobs: Mapping[int, JobRow], unlisted: Sequence[FoldedRow]) -> Row:
+    listed = sorted(row.job for row in group if row.job is not None)
+    last = listed[-1] if listed and group[0].part is Section.WAITING else 0
+    others = [one for one in unlisted if any(a <= last <= b for a, b in one.members)]
+    if len(group) == 1 and not others:
+        return group[0]
+    first = jobs[listed[0]]
+    numbers = tuple((job, int(jobs[job].array_index)) for job in listed)
+    members, indices = _members(numbers, tuple(others))
     name = f"{harmless(first.name or first.label)}[{indices}]"
     peaks = [row.used_bytes for row in group if row.used_bytes is not None]
     state = group[0].state
@@ -98,8 +114,20 @@ def _one(group: Sequence[Row], jobs: Mapping[int, JobRow]) -> Row:
         what=name,
         name=name,
         used_bytes=max(peaks, default=None),
-        members=tuple(members),
+        members=members,
     )
+
+
+@lru_cache(maxsize=64)
+def _members(
+    listed: tuple[tuple[int, int], ...], unlisted: tuple[FoldedRow, ...]
+) -> tuple[tuple[int, ...], str]:
+    """Return all jobs that a row stands for, and their numbers as text; given some with theirs."""
+    found = dict(listed)
+    for array in unlisted:
+        numbers = parse_ranges(array.numbers)
+        found |= {job: numbers[job - array.array] for job in array.ids}
+    return tuple(sorted(found)), show_ranges(sorted(found.values()), MAX_INDEX_PARTS)
 
 
 def _is_wanted(row: Row, wanted: str, is_mine: bool, own_uid: int) -> bool:

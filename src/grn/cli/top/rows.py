@@ -61,7 +61,7 @@ class Row(NamedTuple):
 
     def has(self, key: str) -> bool:
         """True when the row is, or contains, what was selected by a key."""
-        return key == self.id or (bool(self.members) and key in map(str, self.members))
+        return key == self.id or (key.isdecimal() and int(key) in self.members)
 
 
 def letters(gpu: GpuRow) -> dict[str, str]:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from grn.cli.output import html, metrics
 from grn.cli.report import sweep_page
-from grn.cli.web import job_list, queries
+from grn.cli.web import arrays, job_list, queries
 from grn.cli.web.queries import Row, Sweeps, settle
 from grn.cli.web.security import HEADERS, RequestGuard
 from grn.cli.web.watchers import Watchers
@@ -38,6 +38,8 @@ MAX_JOB_DIGITS = 18  # what fits in a column of the journal
 MAX_IDS_BYTES = 256 << 10  # a list of jobs as ranges
 MAX_SUBMIT_BYTES = 64 << 10
 MAX_LISTED = 10_000
+MAX_PAGE = 1000  # jobs of an array, or that have ended, in one answer
+MAX_SKIP = 100_000_000
 MAX_MATCH = 512  # characters of a filter
 SORTS = ("id", "name", "ran", "peak", "gpu", "reason", "ended")
 SUBMIT_OPTIONS: dict[str, type] = {
@@ -88,6 +90,8 @@ class Page:
             Route("/api/job/{job}/log", self._closed(self.log), methods=read),
             Route("/api/job/{job}/output", self._closed(self.output), methods=read),
             Route("/api/job/{job}/{act}", self._closed(self.act), methods=write),
+            Route("/api/array/{job}", self._closed(self.array), methods=read),
+            Route("/api/array/{job}/ids", self._closed(self.array_ids), methods=read),
             Route("/api/lease/{lease}", self._closed(self.lease), methods=read),
             Route("/metrics", self._open(self.metrics), methods=read),
             Route("/{name:path}", self._open(self.file), methods=read),
@@ -158,14 +162,15 @@ class Page:
         return JSONResponse(await asyncio.to_thread(queries.jobs_of_queue, picture, match, most))
 
     async def history(self, request: Request) -> Response:
-        most = min(MAX_LISTED, max(1, _number(request, "most", job_list.MAX_ROWS)))
+        most = min(MAX_PAGE, max(1, _number(request, "most", job_list.MAX_ROWS)))
+        skip = min(MAX_SKIP, _number(request, "skip", 0))
         sort = request.query_params.get("sort", "ended")
         if sort not in SORTS:
             raise _BadBody(f"history is sorted by {', '.join(SORTS)}")
         is_ascending = request.query_params.get("ascending") == "1"
         match = _match(request)
         return JSONResponse(
-            await asyncio.to_thread(queries.history, most, sort, is_ascending, match)
+            await asyncio.to_thread(queries.history, most, sort, is_ascending, match, skip)
         )
 
     async def failed(self, request: Request) -> Response:
@@ -194,6 +199,23 @@ class Page:
     async def job(self, request: Request) -> Response:
         number, picture = _job(request), self._watchers.picture
         return JSONResponse(await asyncio.to_thread(queries.job, picture, number))
+
+    async def array(self, request: Request) -> Response:
+        """Return a page of the jobs of an array."""
+        query = request.query_params
+        most = min(MAX_PAGE, max(1, _number(request, "most", job_list.MAX_ROWS)))
+        skip = min(MAX_SKIP, _number(request, "skip", 0))
+        asked = (_job(request), _match(request), query.get("state", ""), skip, most)
+        picture = self._watchers.picture
+        return JSONResponse(await asyncio.to_thread(arrays.page, picture, *asked))
+
+    async def array_ids(self, request: Request) -> Response:
+        """Return the jobs of an array that match and that an action is for."""
+        act, state = request.query_params.get("for", ""), request.query_params.get("state", "")
+        if act not in arrays.ACTS:
+            raise _BadBody(f"an action is {', '.join(arrays.ACTS)}")
+        asked = (_job(request), act, _match(request), state)
+        return JSONResponse(await asyncio.to_thread(arrays.ids_for, *asked))
 
     async def lease(self, request: Request) -> Response:
         name, picture = request.path_params["lease"], self._watchers.picture

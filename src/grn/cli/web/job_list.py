@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from grn.cli.output.job_text import shown_name, spelled, spelled_command
 from grn.cli.top import rows as top_rows
@@ -15,7 +16,7 @@ from grn.cli.top.board import folded
 from grn.cli.top.rows import Row
 from grn.model.ranges import show_ranges
 from grn.paths import user_name
-from grn.protocol.queue_rows import JobRow
+from grn.protocol.queue_rows import FoldedRow, JobRow
 from grn.protocol.snapshot import NEGOTIATOR, Snapshot
 
 MAX_ROWS = 200
@@ -61,8 +62,14 @@ class JobList:
     next_start_at: tuple[float, float] | None
 
 
-def listed(picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_ROWS) -> JobList:
-    """Return the jobs that run and wait; each word of `wanted` must be found in a row."""
+def listed(
+    picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_ROWS,
+    members: Sequence[FoldedRow] = (),
+) -> JobList:  # fmt: skip
+    """Return the jobs that run and wait; each word of `wanted` must be found in a row.
+
+    `members` are jobs of arrays of which at most the first ones are in the snapshot.
+    """
     running = sorted(top_rows.running(picture, own_uid), key=_by_gpu)
     waiting = top_rows.waiting(picture, own_uid)
     if picture.trouble[NEGOTIATOR]:  # what it told last is out of date
@@ -72,14 +79,15 @@ def listed(picture: Snapshot, own_uid: int, wanted: str = "", most: int = MAX_RO
     if words:
         running = [row for row in running if _has(row, words)]
         waiting = [row for row in waiting if _has(row, words)]
-    rows = folded([*running, *waiting], picture.jobs)[:most]
+    rows = folded([*running, *waiting], picture.jobs, members)
+    found = sum(len(row.members) or 1 for row in rows if row.part is top_rows.Section.WAITING)
+    rows = rows[:most]
     shown = [_of(row, picture.jobs) for row in rows]
     starts = [row.expected_at for row in waiting if row.expected_at is not None]
-    unlisted = 0 if words else top_rows.unlisted(picture)
     return JobList(
         tuple(shown),
         len(running),
-        len(waiting) + unlisted,
+        found if words else len(waiting) + top_rows.unlisted(picture),
         sum(row.count for row in shown),
         min(starts, key=sum, default=None),
     )
@@ -98,6 +106,9 @@ def job_name(job: JobRow) -> str:
     return name if is_own else spelled(job)
 
 
+_spelled_ids = lru_cache(maxsize=64)(show_ranges)
+
+
 def _by_gpu(row: Row) -> tuple[bool, tuple[int, ...], float]:
     return (bool(row.where), row.gpus, row.since_at)
 
@@ -107,15 +118,14 @@ def _has(row: Row, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _array(row: Row, members: Sequence[JobRow], first: ListedJob) -> ListedJob:
-    ids = [job.id for job in members]
+def _array(row: Row, member: JobRow, first: ListedJob) -> ListedJob:
     return replace(
         first,
-        id=show_ranges(ids),
-        ids=show_ranges(ids, MAX_PARTS),
+        id=_spelled_ids(row.members, 3),
+        ids=_spelled_ids(row.members, MAX_PARTS),
         name=row.name,
-        command=spelled_command(members[0].argv),
-        count=len(members),
+        command=spelled_command(member.argv),
+        count=len(row.members),
     )
 
 
@@ -147,5 +157,4 @@ def _of(row: Row, jobs: Mapping[int, JobRow]) -> ListedJob:
         is_held=job is not None and job.is_held,
         idle_since_at=row.idle_since_at,
     )
-    members = [jobs[number] for number in row.members]
-    return _array(row, members, one) if members else one
+    return _array(row, job, one) if row.members and job is not None else one

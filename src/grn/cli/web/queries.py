@@ -20,7 +20,7 @@ from grn.model.outcome import Outcome, OutcomeKind, kind_of
 from grn.model.text import cut
 from grn.paths import user_name
 from grn.protocol.negotiator_rows import BookingRow, CurveRow, EndRow, GpuRow, LeaseRow, WaitingRow
-from grn.protocol.queue_rows import JobRow, NodeRow
+from grn.protocol.queue_rows import FoldedRow, JobRow, NodeRow
 from grn.protocol.rows import as_json, read, read_all
 from grn.protocol.snapshot import MAX_ENDS, NEGOTIATOR, QUEUE, Snapshot
 from grn.sweep.manifest import SweepFolder
@@ -29,7 +29,7 @@ from grn.sweep.results import ranked
 Row = dict[str, Any]
 
 MAX_FAILED = 10_000  # jobs that are looked through for failed ones
-MAX_ALIVE = 20_000  # jobs of a long queue that are looked through
+MAX_ALIVE = 5000  # jobs of a long queue that are looked through
 MAX_PAST = 2000  # ended jobs that a timeline looks at: the latest
 MAX_LONG = 500  # and the longest, which thousands of short ones must not hide
 MAX_SWEEPS = 200
@@ -72,16 +72,25 @@ def now(picture: Snapshot) -> Row:
 def jobs_of_queue(picture: Snapshot, wanted: str, most: int) -> Row:
     """Do as `jobs` does, and ask the queue for jobs that its feed leaves out of a long queue."""
     alive = sum(count for state, count in picture.queue.counts.items() if state != "ended")
-    if len(picture.jobs) < alive:
-        rows, _ = _jobs({"which": "alive", "most": MAX_ALIVE, "match": wanted})
-        picture = copy.copy(picture)
-        picture.jobs = picture.jobs | {row.id: row for row in rows}
-    return jobs(picture, wanted, most)
+    if len(picture.jobs) >= alive:
+        return jobs(picture, wanted, most)
+    rows, _ = _jobs({"which": "alive", "most": MAX_ALIVE, "match": wanted, "folds": True})
+    picture = copy.copy(picture)
+    picture.jobs = picture.jobs | {row.id: row for row in rows}
+    members = [FoldedRow(row.array, row.numbers, row.members) for row in rows if row.members]
+    return jobs(picture, wanted, most, members)
 
 
-def jobs(picture: Snapshot, wanted: str = "", most: int = job_list.MAX_ROWS) -> Row:
-    """Return the jobs that run and wait, those that match if a filter is given."""
-    found = job_list.listed(picture, os.getuid(), wanted, most)
+def jobs(
+    picture: Snapshot, wanted: str = "", most: int = job_list.MAX_ROWS,
+    members: Sequence[FoldedRow] | None = None,
+) -> Row:  # fmt: skip
+    """Return the jobs that run and wait, those that match if a filter is given.
+
+    `members` are those of arrays that match, without rows of their own.
+    """
+    unlisted = members if members is not None else () if wanted else picture.queue.folded
+    found = job_list.listed(picture, os.getuid(), wanted, most, unlisted)
     return {
         "jobs": [as_json(row) for row in found.rows],
         "running": found.running,
@@ -210,9 +219,13 @@ def past(since: float, most: int = MAX_PAST) -> list[JobRow]:
         return []
 
 
-def history(most: int, sort: str = "ended", is_ascending: bool = False, wanted: str = "") -> Row:
-    """Return one's jobs that have ended and match, and how many match."""
-    asked = {"sort": sort, "ascending": is_ascending, "match": wanted}
+def history(
+    most: int, sort: str = "ended", is_ascending: bool = False, wanted: str = "", skip: int = 0
+) -> Row:
+    """Return a page of one's jobs that have ended and match, and how many match."""
+    asked: Row = {"sort": sort, "ascending": is_ascending, "match": wanted}
+    if skip:  # which an older queue does not know
+        asked["skip"] = skip
     found, total = _jobs({"which": "ended", "most": most, **asked})
     user = user_name(os.getuid())
     return {"jobs": [_ended(row) | {"user": user} for row in found], "total": total}

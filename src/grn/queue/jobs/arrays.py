@@ -21,7 +21,7 @@ Part = tuple[int, int]
 class IdRanges:
     """Ids of jobs, ascending, as runs of consecutive ones."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
         self._parts = list(parts)
 
     @property

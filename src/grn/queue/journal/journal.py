@@ -307,12 +307,12 @@ class Journal:
         return times[len(times) // 2] if times else None
 
     def rows(
-        self, where: str, values: Sequence[Any], order: str, most: int
+        self, where: str, values: Sequence[Any], order: str, most: int, skip: int = 0
     ) -> list[dict[str, Any]]:
         """Return jobs as rows for people; `where` and `order` never come from users."""
         found = self._disk.read(
-            f"SELECT {rows.SHOWN} {_WITH_ATTEMPT} WHERE {where} ORDER BY {order} LIMIT ?",
-            (*values, most),
+            f"SELECT {rows.SHOWN} {_WITH_ATTEMPT} WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
+            (*values, most, skip),
         )
         return [rows.readable(rows.SHOWN_NAMES, row) for row in found]
 
@@ -346,6 +346,20 @@ class Journal:
         """Return how many jobs `rows` has without a limit."""
         ((found,),) = self._disk.read(f"SELECT count(*) {_WITH_ATTEMPT} WHERE {where}", values)
         return int(found)
+
+    def states(self, where: str, values: Sequence[Any]) -> dict[str, int]:
+        """Return how many jobs are in each state, the ended ones by their outcome."""
+        state = "coalesce(reason, CASE WHEN is_held THEN 'held' ELSE state END)"
+        sql = f"SELECT {state}, count(*) FROM jobs WHERE {where} GROUP BY 1"
+        return {str(state): int(count) for state, count in self._disk.read(sql, values)}
+
+    def array_of(self, job_id: int) -> range | None:
+        """Return the ids of the jobs that were submitted together with a job."""
+        sql = "SELECT first, count FROM submits WHERE first <= ? ORDER BY first DESC LIMIT 1"
+        for first, count in self._disk.read(sql, (job_id,)):
+            if isinstance(first, int) and isinstance(count, int) and job_id < first + count:
+                return range(first, first + count)
+        return None
 
     def reason_of(self, job_id: int, attempt: int) -> str:
         """Return how an attempt ended, empty when that is not known."""

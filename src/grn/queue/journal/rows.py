@@ -202,11 +202,25 @@ def matching(text: str) -> tuple[str, list[str]]:
     """Return a condition with its values: each word of a text is found somewhere in a job."""
     words = text.split()[:MAX_WORDS]
     condition = f" AND (instr(lower({_SEARCHED}), ?) OR instr(lower({_WORDS}), ?))"
-    values = [_lower(spelled) for word in words for spelled in (word, json.dumps(word)[1:-1])]
+    values = [lower(spelled) for word in words for spelled in (word, json.dumps(word)[1:-1])]
     return condition * len(words), values
 
 
-def _lower(word: str) -> str:
+def not_shared(row: dict[str, Any], words: Sequence[str]) -> list[str]:
+    """Return the words, lowered, that are not found in what members of an array share.
+
+    As `matching` finds them; a member's id and number are its own.
+    """
+    state = "held" if row["is_held"] else row["state"]
+    texts = lower(" ".join((row["name"], row["label"], row["group_name"], row["text"], state)))
+    command = lower(row["argv"][1:-1])
+    return [
+        lower(word) for word in words
+        if lower(word) not in texts and lower(json.dumps(word)[1:-1]) not in command
+    ]  # fmt: skip
+
+
+def lower(word: str) -> str:
     """Lower a word as SQLite does: letters of ASCII only."""
     return "".join(char.lower() if char.isascii() else char for char in word)
 

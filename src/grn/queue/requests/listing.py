@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from grn.errors import UsageError
+from grn.errors import UnknownJob, UsageError
 from grn.model.outcome import JOB_OUTCOMES
 from grn.protocol import queue_requests
 from grn.queue import waiting_jobs
@@ -22,6 +22,7 @@ _STATES = {
     "stopping": "state = 'stopping'",
     "ended": "state = 'ended'",
 }
+_MERGED = {"starting", "running"}
 _QUEUED = "state = 'queued'"
 _SORTS = {
     "id": "jobs.id", "name": "lower(CASE name WHEN '' THEN label ELSE name END)", "ran": "ran_s",
@@ -42,69 +43,117 @@ class _ListPart(NamedTuple):
 
 def list_jobs(peer: QueuePeer, message: queue_requests.ListRequest) -> None:
     """List jobs: running, then queued, then ended."""
+    ids = _array_ids(peer, message)
+    wanted = _selection(message, ids)
     if message.ids_only:
-        peer.send(message.id, {"ids": _ids(peer, message)})
+        peer.send(message.id, {"ids": _ids(peer, message, wanted)})
         return
-    is_counted = message.match is not None
-    total = _count(peer, message) if is_counted else 0
+    found = _rows(peer, message, wanted)
+    counted: dict[str, Any] = {}
+    if message.match is not None or ids is not None:
+        is_whole = len(found) < message.most and not (message.skip or message.folds)
+        counted["total"] = len(found) if is_whole else _count(peer, message, wanted)
+    if ids is not None:
+        counted["array"] = {
+            "first": ids[0],
+            "count": len(ids),
+            "states": _states(peer, ids),
+        }
     has_sites = peer.loop.fleet is not None and bool(peer.loop.fleet.sites)
     peer.send(message.id, {
-        "jobs": _rows(peer, message), "counts": peer.server.counts(), "has_sites": has_sites,
+        "jobs": found, "counts": peer.server.counts(), "has_sites": has_sites,
         "trouble": peer.loop.trouble or peer.loop.journal.trouble,
         "drained": peer.loop.engine.is_drained,
-        **({"total": total} if is_counted else {}),
+        **counted,
     })  # fmt: skip
 
 
-def _count(peer: QueuePeer, message: queue_requests.ListRequest) -> int:
-    total = sum(peer.loop.journal.count(part.where, part.values) for part in _parts(message))
-    if message.which == "ended":
-        return total
-    return total + waiting_jobs.count_folded(peer.loop, _selection(message))
+def _array_ids(peer: QueuePeer, message: queue_requests.ListRequest) -> range | None:
+    """Return the ids of the array that is asked for."""
+    if message.array is None:
+        return None
+    ids = peer.loop.journal.array_of(message.array)
+    if ids is None:
+        raise UnknownJob(
+            f"the array of job {message.array} is not known any more.", "See `grn ls`."
+        )
+    return ids
 
 
-def _rows(peer: QueuePeer, message: queue_requests.ListRequest) -> list[dict[str, Any]]:
+def _states(peer: QueuePeer, ids: range) -> dict[str, int]:
+    """Return how many jobs of an array are in each state."""
+    found = peer.loop.journal.states("id >= ? AND id < ?", (ids.start, ids.stop))
+    jobs = peer.loop.engine.jobs
+    for folded in jobs.folded_arrays():
+        if folded.array == ids[0]:
+            state = "held" if jobs[next(folded.ids)].is_held else "queued"
+            found[state] = found.get(state, 0) + len(list(folded.ids))
+    return found
+
+
+def _count(peer: QueuePeer, message: queue_requests.ListRequest, wanted: Selection) -> int:
+    return sum(_size(peer, part, wanted) for part in _parts(message, wanted))
+
+
+def _size(peer: QueuePeer, part: _ListPart, wanted: Selection) -> int:
+    size = peer.loop.journal.count(part.where, part.values)
+    is_waiting = part.state == _QUEUED
+    return size + (waiting_jobs.count_folded(peer.loop, wanted) if is_waiting else 0)
+
+
+def _rows(
+    peer: QueuePeer, message: queue_requests.ListRequest, wanted: Selection
+) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    for part in _parts(message):
+    skip = message.skip
+    for part in _parts(message, wanted):
         left = message.most - len(found)
-        if left and part.state == _QUEUED:
-            found += peer.server.waiting(_selection(message), left, folds=message.folds)
+        size = _size(peer, part, wanted) if skip else 0
+        if skip and skip >= size:
+            skip -= size
+            continue
+        if left and part.state != _QUEUED:
+            found += peer.server.rows(part.where, part.values, part.order, left, skip)
+        elif left and skip:
+            found += peer.server.waiting_after(wanted, left, skip)
         elif left:
-            found += peer.server.rows(part.where, part.values, part.order, left)
+            found += peer.server.waiting(wanted, left, folds=message.folds)
+        skip = 0
     if message.states:
         found = [row for row in found if {row["state"], row["reason"]} & set(message.states)]
     return found
 
 
-def _ids(peer: QueuePeer, message: queue_requests.ListRequest) -> list[int]:
-    if message.states:  # some of which the journal does not distinguish
-        return [row["id"] for row in _rows(peer, message)]
+def _ids(peer: QueuePeer, message: queue_requests.ListRequest, wanted: Selection) -> list[int]:
+    if _MERGED & set(message.states):  # the journal does not distinguish them
+        return [row["id"] for row in _rows(peer, message, wanted)]
     found: list[int] = []
-    for part in _parts(message):
+    for part in _parts(message, wanted):
         left = message.most - len(found)
         if left and part.state == _QUEUED:
-            found += waiting_jobs.ids(peer.loop, _selection(message), left)
+            found += waiting_jobs.ids(peer.loop, wanted, left)
         elif left:
             found += peer.loop.journal.ids(part.where, part.values, part.order, left)
     return found
 
 
-def _parts(message: queue_requests.ListRequest) -> Iterator[_ListPart]:
+def _parts(message: queue_requests.ListRequest, wanted: Selection) -> Iterator[_ListPart]:
     """Yield the parts of a list."""
-    wanted = _selection(message)
     if message.which in ("alive", "all"):
         for state in ("state IN ('starting','running','stopping')", _QUEUED):
-            where = f"{state} AND {wanted.where}"
-            yield _ListPart(state, where, wanted.values, waiting_jobs.ORDER)
+            yield _ListPart(state, *wanted.of_journal(state), waiting_jobs.ORDER)
     if message.which in ("ended", "all"):
         order = f"{_SORTS[message.sort]} {'ASC' if message.ascending else 'DESC'}"
-        where = f"state = 'ended' AND jobs.ended_at >= ? AND {wanted.where}"
-        yield _ListPart("state = 'ended'", where, [message.since, *wanted.values], order)
+        where, values = wanted.of_journal("state = 'ended' AND jobs.ended_at >= ?")
+        yield _ListPart("state = 'ended'", where, [message.since, *values], order)
 
 
-def _selection(message: queue_requests.ListRequest) -> Selection:
+def _selection(message: queue_requests.ListRequest, ids: range | None) -> Selection:
     """Return the condition that the filters of a list make."""
-    where, values = "1", []
+    where, values = "1", list[Any]()
+    if ids is not None:
+        where += " AND jobs.id >= ? AND jobs.id < ?"
+        values += [ids.start, ids.stop]
     if message.states:
         unknown = set(message.states) - _STATES.keys() - _REASONS
         if unknown:
@@ -126,5 +175,5 @@ def _selection(message: queue_requests.ListRequest) -> Selection:
     if message.type is not None:
         where += " AND (label = ? OR job_type = ?)"
         values += [message.type, message.type]
-    matching, words = rows.matching(message.match or "")
-    return Selection(where + matching, values + words, is_of_members=bool(words))
+    words = tuple((message.match or "").split()[: rows.MAX_WORDS])
+    return Selection(where, values, array=None if ids is None else ids[0], words=words)

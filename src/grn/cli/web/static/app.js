@@ -4,11 +4,12 @@ import { nowView } from "./now.js";
 import { timelineView } from "./timeline.js";
 import { bookingsView } from "./bookings.js";
 import { jobView, leaseView } from "./job.js";
+import { arrayView } from "./array.js";
 import { historyView } from "./history.js";
 import { profilesView } from "./profiles.js";
 import { sweepsView, sweepView } from "./sweeps.js";
 
-const VIEWS = { now: nowView, timeline: timelineView, bookings: bookingsView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, lease: leaseView };
+const VIEWS = { now: nowView, timeline: timelineView, bookings: bookingsView, history: historyView, profiles: profilesView, sweeps: sweepsView, sweep: sweepView, job: jobView, array: arrayView, lease: leaseView };
 
 export const state = { gpus: [], leases: [], loads: [], jobs: [], nodes: [], bookings: [], counts: {}, running: 0, waiting: 0, shown: 0, trouble: "", isKnown: false };
 const TAB_MS = 400;

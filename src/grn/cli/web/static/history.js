@@ -2,27 +2,27 @@
 import { el, plain, prose, size, span, ago, tick, pill, table, jobCommand } from "./dom.js";
 import { actOn, selection, several } from "./actions.js";
 import { confirmed, toast } from "./dialog.js";
+import { pager } from "./pager.js";
 import { ask, trouble } from "./app.js";
 
-const STEPS = [200, 1000, 10000];
 
 export function historyView(root, wanted) {
   const filter = el("input", { type: "search", size: 34, value: wanted || null, placeholder: "Filter by name, command or outcome", "aria-label": "filter" });
-  const count = el("p", { class: "soft count-line" }), box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
+  const box = el("div", {}, el("p", { class: "soft" }, "Loading…"));
   const failed = el("button", { class: "act", type: "button", onclick: retryFailed }, "Run all failed again");
-  const more = el("button", { class: "act", type: "button", hidden: true, onclick: () => { most = STEPS.find((step) => step > most) ?? most; load(); } }, "Show more");
+  const turn = pager(() => load());
   const chosen = selection(() => draw(), { verbs: ["retry"], after: () => load() });
-  root.append(el("h1", {}, "History"), el("div", { class: "tools" }, filter, failed), chosen.bar, box, el("div", { class: "tools" }, count, more));
-  let said = null, most = STEPS[0], sort = "ended", isAscending = false, timer = 0, asked = 0;
+  root.append(el("h1", {}, "History"), el("div", { class: "tools" }, filter, failed), chosen.bar, box, turn.bar);
+  let said = null, sort = "ended", isAscending = false, timer = 0, asked = 0;
   const words = () => encodeURIComponent(filter.value.trim());
 
   async function load() {
     const mine = ++asked;
     try {
-      const answer = await ask(`/api/history?most=${most}&sort=${sort}&ascending=${isAscending ? 1 : 0}&match=${words()}`);
+      const answer = await ask(`/api/history?most=${turn.size}&skip=${turn.skip}&sort=${sort}&ascending=${isAscending ? 1 : 0}&match=${words()}`);
       if (mine !== asked) return;
       said = answer;
-      draw();
+      if (turn.tell(said.total)) draw(); else load();
     } catch (error) { if (mine === asked) box.replaceChildren(trouble(error)); }
   }
 
@@ -55,14 +55,11 @@ export function historyView(root, wanted) {
       ...(said.jobs.some((row) => row.where) ? [{ name: "Where", kind: "where", of: (row) => plain(row.where || "local") }] : []),
       { name: "User", kind: "user", of: (row) => plain(row.user) },
     ], said.jobs, { kind: "jobs", empty: filter.value.trim() ? "No job matches." : "Nothing has ended yet. `grn submit -- CMD` runs a command.", sorted: { by: sort, isAscending },
-      onsort: (by) => { isAscending = by === sort ? !isAscending : by === "name"; sort = by; load(); } }));
-    const shown = said.jobs.length;
-    count.textContent = shown < said.total ? `${shown.toLocaleString("en")} of ${several(said.total)} shown.` : shown ? `${several(shown)}.` : "";
-    more.hidden = shown >= said.total || most === STEPS[STEPS.length - 1];
+      onsort: (by) => { isAscending = by === sort ? !isAscending : by === "name"; sort = by; turn.begin(); load(); } }));
     if (focused) box.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  filter.addEventListener("input", () => { most = STEPS[0]; clearTimeout(timer); timer = setTimeout(load, 150); });
+  filter.addEventListener("input", () => { turn.begin(); clearTimeout(timer); timer = setTimeout(load, 150); });
   load();
   const clock = setInterval(() => tick(box), 5000);
   return { close: () => { clearInterval(clock); clearTimeout(timer); } };

@@ -26,6 +26,7 @@ function memory(job) {
 // The line below the title: where, since when, how long, how much.
 function summary(job) {
   const parts = [`Job ${job.id}`];
+  if (job.array_index) parts.push(el("a", { href: `#/array/${job.id}` }, "all jobs of its array"));
   if (job.gpus.length) parts.push(`GPU ${job.gpus.join(", ")}${job.where ? ` of ${plain(job.where)}` : ""}`);
   if (job.ended_at) parts.push(el("span", {}, "ended ", ago(job.ended_at)), ...(job.ran_s === null ? [] : [`took ${span(job.ran_s)}`]));
   else if (job.started_at) parts.push(el("span", {}, "running for ", since(job.started_at)));

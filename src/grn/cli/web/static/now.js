@@ -200,7 +200,7 @@ function legend() {
 
 function jobTable(jobs, chosen, empty) {
   const hasNodes = state.nodes.length > 0 || jobs.some((row) => row.where), hasUsers = new Set(jobs.map((row) => row.user)).size > 1;
-  const href = (row) => (row.job ? `#/job/${row.job}` : row.lease ? `#/lease/${row.lease}` : "");
+  const href = (row) => (row.count > 1 ? `#/array/${row.job}` : row.job ? `#/job/${row.job}` : row.lease ? `#/lease/${row.lease}` : "");
   const isWaiting = (row) => ["queued", "held", "waiting"].includes(row.state);
   let before = "";
   const why = (row) => { const isSame = row.why === before; before = row.why; return row.why && !isSame ? el("div", { class: `small why ${row.state}`, title: plain(row.why) }, prose(row.why)) : null; };
