@@ -58,7 +58,7 @@ class DaemonNotRunning(DaemonError, ConnectionError):
             f"no grn negotiator answers at {where}.",
             "Start one with `grn start` (without a GPU: `grn start --virtual 2x2GiB`).",
         )
-        self.args = (f"GPU Master is not available. N{self.args[0][1:]}",)  # as older scripts know
+        self.args = (f"{self.args[0]} (GPU Master is not available.)",)  # as older scripts know
 
 
 class NotTrusted(DaemonNotRunning):

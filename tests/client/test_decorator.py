@@ -126,6 +126,7 @@ def test_without_a_negotiator_the_error_says_so_in_the_old_words_and_what_to_do(
     with pytest.raises(ConnectionError, match=r"GPU Master is not available\.") as caught:
         job()
     assert isinstance(caught.value, grn.GrnError)
+    assert str(caught.value).startswith("no grn negotiator answers at ")
     assert "grn start" in str(caught.value)
 
 

@@ -85,8 +85,8 @@ def test_a_lost_answer_is_asked_for_again() -> None:
 @pytest.mark.parametrize(
     ("last", "kind", "text"),
     [
-        (AWAY, DaemonNotRunning, "No grn negotiator answers"),
-        (ConnectionResetError("lost"), DaemonNotRunning, "No grn negotiator answers"),
+        (AWAY, DaemonNotRunning, "no grn negotiator answers"),
+        (ConnectionResetError("lost"), DaemonNotRunning, "no grn negotiator answers"),
         (TimeoutError("timed out"), DaemonError, "did not answer within 60 s"),
     ],
 )

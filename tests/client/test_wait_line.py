@@ -148,6 +148,24 @@ def test_a_refused_call_shows_no_frames_of_the_client(here: Negotiator) -> None:
     assert names[-2:] == ["run_until_complete", "call"]
 
 
+def test_a_refused_lease_shows_one_frame_of_the_client(here: Negotiator) -> None:
+    with pytest.raises(NeverFits) as caught, grn.lease(mem="900GiB"):
+        pass
+    files = [os.path.basename(frame.filename) for frame in traceback.extract_tb(caught.tb)]
+    assert files == ["test_wait_line.py", "lease.py"]
+
+
+def test_notebooks_and_pytest_hide_the_frame_of_the_decorator(here: Negotiator) -> None:
+    @grn.job(mem="16MiB")
+    def train() -> None:
+        raise ValueError("its own")
+
+    with pytest.raises(ValueError, match="its own") as caught:
+        train()
+    shown = [entry.name for entry in caught.traceback.filter(caught)]
+    assert shown == ["test_notebooks_and_pytest_hide_the_frame_of_the_decorator", "train"]
+
+
 def test_an_error_of_the_function_keeps_all_its_frames(here: Negotiator) -> None:
     @grn.job(mem="16MiB")
     def train() -> None:

@@ -299,9 +299,10 @@ def test_a_wait_where_all_is_promised_says_so_in_words(count, where):
     assert place(a_request(), needs(6), books).text.endswith(f"nothing is free on {where}")
 
 
-def test_a_wait_behind_a_job_that_has_all_gpus_to_itself_names_only_that_job():
+@pytest.mark.parametrize("reserved", [20 * GiB, 24 * GiB])
+def test_a_wait_behind_a_job_that_has_all_gpus_to_itself_names_only_that_job(reserved):
     gpus = [a_gpu(index) for index in range(2)]
-    hog = a_lease("hog", 24 * GiB, gpus=("GPU-0", "GPU-1"), is_exclusive=True)
+    hog = a_lease("hog", reserved, gpus=("GPU-0", "GPU-1"), is_exclusive=True)
     books = [a_book(gpu, [hog], a_reading(gpu)) for gpu in gpus]
 
     answer = place(a_request(), needs(6), books)

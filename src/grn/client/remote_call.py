@@ -35,6 +35,7 @@ HELLO = struct.Struct("!Q")  # the number of the worker's task
 _LENGTH = struct.Struct("!Q")
 _LAST, _MORE = b"1", b"0"
 _CANCEL_S = 30.0
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 class RemoteTraceback(Exception):
@@ -125,6 +126,7 @@ def _failure(error: Exception) -> bytes:
 
     from grn.client.leasing.frameworks import is_out_of_memory
 
+    _cut(error)
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sys.stderr.write(text)
     header = (False, is_out_of_memory(error), text)
@@ -133,6 +135,30 @@ def _failure(error: Exception) -> bytes:
         return _packed(header, error)
     except Exception:  # the exception holds an object that cannot be pickled
         return _packed(header, RuntimeError(repr(error)))
+
+
+def _cut(error: BaseException) -> None:
+    """Take the frames of grn out of the tracebacks of an exception and of what it came from."""
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        todo += [one.__cause__, one.__context__]
+        frames, trace = [], one.__traceback__
+        while trace is not None:
+            frames.append(trace)
+            trace = trace.tb_next
+        own = [frame for frame in frames if not _is_of_grn(frame.tb_frame.f_code.co_filename)]
+        for place, frame in enumerate(own):
+            frame.tb_next = own[place + 1] if place + 1 < len(own) else None
+        one.__traceback__ = own[0] if own else None
+
+
+def _is_of_grn(path: str) -> bool:
+    return path.startswith(_PACKAGE)
 
 
 def _packed(header: tuple[bool, bool, str], value: object) -> bytes:

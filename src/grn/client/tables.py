@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 MAX_JOBS = 1_000_000
+MAX_SHOWN = 200  # rows of a table; the list has all
 
 
 class Rows(list[Row], Generic[Row]):
@@ -34,15 +35,16 @@ class Rows(list[Row], Generic[Row]):
     def __repr__(self) -> str:
         """Return the rows as a table of text; each row is a value with all its fields."""
         lines = [list(self._columns)]
-        lines += [[_text(get(row)) for get in self._columns.values()] for row in self]
+        lines += [[_text(get(row)) for get in self._columns.values()] for row in self[:MAX_SHOWN]]
         widths = [max(map(columns_of, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
+        table = [
             "  ".join(
                 cell + " " * (width - columns_of(cell))
                 for cell, width in zip(line, widths, strict=True)
             ).rstrip()
             for line in lines
-        )
+        ]
+        return "\n".join([*table, *filter(None, [self._rest()])])
 
     def _repr_html_(self) -> str:
         """Return the rows as an HTML table."""
@@ -50,9 +52,16 @@ class Rows(list[Row], Generic[Row]):
         body = "".join(
             "<tr>" + "".join(f"<td>{_cell(get(row))}</td>" for get in self._columns.values())
             + "</tr>"
-            for row in self
+            for row in self[:MAX_SHOWN]
         )  # fmt: skip
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        rest = self._rest()
+        return f"{table}<p>{rest}</p>" if rest else table
+
+    def _rest(self) -> str:
+        """Say what the table does not show."""
+        more = len(self) - MAX_SHOWN
+        return "(none)" if not self else f"(and {more:,} more)" if more > 0 else ""
 
 
 def jobs(*, everything: bool = False, name: str = "", tag: str = "") -> Rows[JobRow]:

@@ -191,6 +191,7 @@ class _Managed:
     def _wrap_plain(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         def call(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True  # IPython and pytest show the function's own frames
             result = attempt = None
             try:
                 for attempt in self._attempts(args, kwargs):
@@ -207,6 +208,7 @@ class _Managed:
     def _wrap_generator(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         def call(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            __tracebackhide__ = True
             result = None
             for attempt in self._attempts(args, kwargs, may_retry=False):
                 with attempt as run:
@@ -221,6 +223,7 @@ class _Managed:
     def _wrap_async(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         async def call(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             result = attempt = None
             try:
                 for attempt in self._attempts(args, kwargs):
@@ -239,6 +242,7 @@ class _Managed:
     def _wrap_async_generator(self) -> Callable[..., Any]:
         @functools.wraps(self.function)
         async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+            __tracebackhide__ = True
             for attempt in self._attempts(args, kwargs, may_retry=False):
                 async with attempt as run:
                     items = run(*args, **kwargs)

@@ -185,6 +185,7 @@ class ClientLease:
 
     def acquire(self) -> ClientLease:
         """Wait for the GPUs and make them visible to this process."""
+        __tracebackhide__ = True  # IPython and pytest show the frames around this one
         if not self._use_outer():
             try:
                 self._begin(drive(self._ask()))
@@ -201,8 +202,7 @@ class ClientLease:
         """True after `release` when memory ran out and other jobs had taken too much."""
         return self.settled is not None and self.settled.is_victim
 
-    def __enter__(self) -> ClientLease:
-        return self.acquire()
+    __enter__ = acquire  # which is one frame less above an error
 
     def __exit__(
         self,
@@ -214,6 +214,7 @@ class ClientLease:
             drive(self._report(error, {}, is_quiet=error is None))
 
     async def __aenter__(self) -> ClientLease:
+        __tracebackhide__ = True
         if not self._use_outer():
             try:
                 self._begin(await drive_async(self._ask()))

@@ -355,12 +355,13 @@ def _why(
     is_pinned: bool,
 ) -> Wait:
     able = [book for book in usable if needs[book.gpu.model].need_bytes <= book.capacity_bytes]
-    best = max(able or usable, key=lambda book: book.free_bytes)
+    # Memory that an exclusive job has not reserved is nobody's to take.
+    best = max(able or usable, key=lambda book: (not book.has_exclusive, book.free_bytes))
     need = needs[best.gpu.model]
     is_choosy = 0 < len(able) < len(usable)  # a smaller GPU may have more free
     among = "of the GPUs large enough for it, " if is_choosy else ""
     room = f"{among}GPU {best.gpu.index} has the most free, {show_size(max(0, best.free_bytes))}"
-    if best.free_bytes <= 0:
+    if best.free_bytes <= 0 or best.has_exclusive:
         which = "any GPU" if len(able or usable) > 1 else f"GPU {best.gpu.index}"
         room = f"nothing is free on {which}{' large enough for it' if is_choosy else ''}"
         if held := [book for book in able or usable if book.has_exclusive]:
