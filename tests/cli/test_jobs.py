@@ -167,6 +167,44 @@ def test_logs_are_what_was_printed(queue: Queue) -> None:
     assert sorted(queue.fine("logs", str(apart)).split()) == ["err", "out"]
 
 
+@pytest.mark.parametrize("cold", ["1", None])
+def test_long_output_goes_through_a_pager_on_a_terminal_only(
+    queue: Queue, cold: str | None
+) -> None:
+    lines = r"i=0; while [ $i -lt 90 ]; do i=$((i+1)); echo line $i; done; printf '5%%\r100%%\n'"
+    long, short = queue.sh(lines), queue.sh("echo short")
+    for job in (long, short):
+        queue.ended(job)
+    shell = Shell(queue.story)
+
+    def shown(*words: str, **pager: str) -> list[str]:
+        env = {"GRN_COLD_START": cold, "GRN_PAGER": "sed s/^/paged:/", "PAGER": "false", **pager}
+        code, text = shell.on_terminal("logs", *words, env=env)
+        assert code == 0
+        return text.splitlines()
+
+    assert shown(str(long))[-2:] == ["paged:line 90", "paged:100%"]
+    assert shown(str(long), str(short))[-1] == "paged:short"
+    assert shown(str(short)) == ["short"]
+    assert shown(str(long), "-n", "3")[:2] == ["line 89", "line 90"]
+    assert shown(str(long), "--no-pager")[0] == "line 1"
+    assert shown(str(long), "-f")[0] == "line 1"
+    for none in ("", "cat", "there-is-no-such-pager 2>/dev/null"):
+        assert shown(str(long), GRN_PAGER=none)[0] == "line 1"
+    piped = shell("logs", str(long), env={"GRN_COLD_START": cold, "GRN_PAGER": "false"})
+    assert piped.out.splitlines()[0] == "line 1"
+
+
+def test_show_takes_several_jobs(queue: Queue) -> None:
+    ids = [queue.sh("true", "--hold", "--name", name) for name in ("one", "two", "three")]
+    out = queue.fine("show", f"{ids[0]}-{ids[1]}", "three")
+    heads = [line for line in out.splitlines() if line.startswith("job ")]
+    assert heads == [f"job {ids[0]}  one", f"job {ids[1]}  two", f"job {ids[2]}  three"]
+    rows = queue.json("show", *map(str, ids))["jobs"]
+    assert [row["id"] for row in rows] == ids
+    assert queue("show", str(ids[0]), "999999").code == 2
+
+
 def test_logs_of_what_never_ran_say_so(queue: Queue) -> None:
     job = queue.sh("true", "--hold")
     ended = queue("logs", str(job))

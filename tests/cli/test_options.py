@@ -99,7 +99,7 @@ def test_every_command_has_examples() -> None:
             "value for --retry: 'x' is not a number",
         ),
         (["show"], "the argument ID is missing."),
-        (["show", "1", "2"], "unexpected argument: 2."),
+        (["why", "1", "2"], "unexpected argument: 2."),
         (["sbumit"], "Did you mean submit?"),
         (["simulate"], "the option --gpus NxSIZE is missing."),
         (["why"], "the argument JOB is missing."),

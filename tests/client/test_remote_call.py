@@ -7,7 +7,7 @@ import traceback
 import pytest
 
 import grn
-from grn.client.remote_call import Reply, RemoteTraceback, pack, run
+from grn.client.remote_call import RemoteTraceback, Reply, pack, run
 
 
 def broken(number: int) -> None:

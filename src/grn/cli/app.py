@@ -206,7 +206,7 @@ def _in_our_words(error: click.ClickException, arguments: Sequence[str]) -> Usag
             text = f"{flags} is {outside[1]} and must be {allowed}."
         if isinstance(error, click.MissingParameter):
             name = error.param.metavar or str(error.param.name).upper()
-            text = f"The argument {name} is missing."
+            text = f"The argument {name.removesuffix('...')} is missing."
             if isinstance(error.param, click.Option):
                 text = f"The option {error.param.opts[-1]} {name} is missing."
             elif name.startswith("--"):

@@ -5,7 +5,7 @@ fork server, or when it declines, the caller runs the command itself.
 
 The conversation on the socket: the server writes `+` once it trusts the client; the client sends an
 order (see `pack`) with its standard files and its folder; the server writes `+` when it has forked,
-and the fork one byte, the exit status.
+and the fork one byte, the exit status, or `AGAIN` for a command that its client has to run itself.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import sys
 COLD = "GRN_COLD_START"  # set: each command gets an interpreter of its own
 MARSHAL = 2  # its format is the same in all versions of Python
 LOST = 3
+AGAIN = "again"  # nothing was printed or changed; the command needs the terminal of its client
+is_fork = False  # this process is a fork of the fork server
 # Commands that read or change the state of daemons and end soon, or when their client does. `edit`
 # is none: its editor needs the terminal that controls the client.
 SERVED = {
@@ -74,12 +76,12 @@ def run(path: str, argv: list[str]) -> int | None:
         except OSError:
             return None
         try:
-            status = sock.recv(1)
+            status = sock.recv(len(AGAIN))
         except ConnectionError:
             status = b""
         if not status:
             print("error: the process that ran the command was ended.", file=sys.stderr)
             return LOST
-        return status[0]
+        return None if status == AGAIN.encode() else status[0]
     finally:
         sock.close()

@@ -207,18 +207,22 @@ def _be_command(client: socket.socket, order: dict[str, Any], files: list[int]) 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [os.fsdecode(word) for word in order["argv"]]
+    fork_client.is_fork = True
     status = _status_of_command()
-    client.send(bytes([status]))
-    return status
+    client.send(fork_client.AGAIN.encode() if status is None else bytes([status]))
+    return status or 0
 
 
-def _status_of_command() -> int:
+def _status_of_command() -> int | None:
+    """Run the command; return its exit status, None if the client has to run it itself."""
     from grn.cli.main import run_here
 
     try:
         run_here()
     except SystemExit as ended:
         code = ended.code
+        if code == fork_client.AGAIN:
+            return None
     except BaseException:  # the fork reports it as an interpreter would
         sys.excepthook(*sys.exc_info())
         code = 1

@@ -48,23 +48,31 @@ def _selection(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @command()
-@click.argument("job", metavar="ID")
+@click.argument("jobs", nargs=-1, required=True, metavar="ID...")
 @flag("--env", "has_names", is_flag=True, help="List the names of its environment variables.")
 @json_flag
-def show(job: str, has_names: bool, as_json: bool) -> int:
-    """Show all about one job: command, folder, options, attempts, how it ended."""
-    ids, leases = selection.jobs_and_leases([job])
-    if leases:
-        if as_json:
-            return print_json({"schema": 1, "lease": as_lease_json(leases[0])})
-        echo(render.why(leases, user_name))
-        return 0
-    row = queue.show(selection.only(job, ids))
-    row |= memory_of([read(JobRow, row)], own_status()).get(row["id"], {})
+def show(jobs: tuple[str, ...], has_names: bool, as_json: bool) -> int:
+    """Show all about jobs: command, folder, options, attempts, how they ended."""
+    ids, leases = selection.jobs_and_leases(jobs)
+    if as_json and len(ids) + len(leases) > 1:
+        rows = [_all_of(job) for job in ids]
+        return print_json({"schema": 1, "jobs": rows, "leases": list(map(as_lease_json, leases))})
+    if as_json and leases:
+        return print_json({"schema": 1, "lease": as_lease_json(leases[0])})
     if as_json:
-        return print_json({"schema": 1, "job": row})
-    echo(job_text.job(read(JobRow, row), time.time(), width(), has_names=has_names))
+        return print_json({"schema": 1, "job": _all_of(ids[0])})
+    for place, job in enumerate(ids):
+        row = read(JobRow, _all_of(job))
+        text = job_text.job(row, time.time(), width(), has_names=has_names)
+        echo(f"\n{text}" if place else text)
+    if leases:
+        echo(("\n" if ids else "") + render.why(leases, user_name))
     return 0
+
+
+def _all_of(job: int) -> dict[str, Any]:
+    row = queue.show(job)
+    return row | memory_of([read(JobRow, row)], own_status()).get(row["id"], {})
 
 
 @command()

@@ -12,8 +12,9 @@ import click
 from grn import wire
 from grn.cli import selection
 from grn.cli.help import command, flag
+from grn.cli.output import pager
 from grn.cli.output.style import paint
-from grn.cli.output.terminal import echo
+from grn.cli.output.terminal import echo, has_colour
 from grn.client import logs as job_logs
 from grn.client import queue
 from grn.client.submit import exit_code_of
@@ -36,18 +37,23 @@ TAIL_BYTES = 1 << 16  # the first look for the last lines
 @flag(
     "--stderr", is_flag=True, help="Print only standard error; needs --separate-stderr at submit."
 )
+@flag("--no-pager", is_flag=True, help="Print long output without a pager.")
 @flag("--attempt", type=click.IntRange(1), metavar="N", help="Print an earlier attempt.")
 def logs(
     jobs: tuple[str, ...], follow: bool, most: int | None, since: str | None, stderr: bool,
-    attempt: int | None,
+    no_pager: bool, attempt: int | None,
 ) -> int:  # fmt: skip
-    """Print what jobs have printed; of several jobs, each below its id."""
+    """Print what jobs have printed; of several jobs, each below its id.
+
+    On a terminal long output is shown in a pager: GRN_PAGER, PAGER, or less.
+    """
     ids = _ids(jobs, since)
     if follow and len(ids) > 1:
         raise UsageError(f"--follow prints one job, and {len(ids)} are named.", "Name one of them.")
+    parts: list[bytes] = []
     for place, job_id in enumerate(ids):
         if len(ids) > 1:
-            echo(paint(f"{chr(10) if place else ''}==> job {job_id} <==", "header"))
+            parts.append(_line(f"{chr(10) if place else ''}==> job {job_id} <==", "header"))
         row = read(JobRow, queue.show(job_id))
         if stderr and (row.folder or follow):
             folder = row.folder_of(attempt or row.attempt) if row.folder else None
@@ -56,11 +62,21 @@ def logs(
         if follow and attempt is None:
             return _followed(job_id, name, most)
         if len(ids) > 1 and not row.attempt:
-            echo(paint("it has not run", "reason"))
+            parts.append(_line("it has not run", "reason"))
             continue
-        sys.stdout.flush()
-        sys.stdout.buffer.write(last_lines(_log(row, name, attempt), most))
+        try:
+            data = last_lines(_log(row, name, attempt), most)
+        except UsageError:
+            pager.write(b"".join(parts), is_paged=False)  # what came before the mistake
+            raise
+        parts.append(data)
+    pager.write(b"".join(parts), is_paged=not no_pager)
     return 0
+
+
+def _line(text: str, style: str) -> bytes:
+    painted = paint(text, style) if has_colour(sys.stdout) else text
+    return f"{painted}\n".encode()
 
 
 def _ids(words: Sequence[str], since: str | None) -> list[int]:
