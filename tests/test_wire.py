@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grn import wire
 from grn.errors import ProtocolError
 from grn.wire import HEADER, MAX_REQUEST_BYTES, Frames, decode, decode_reply, encode
 
@@ -169,3 +170,14 @@ def test_a_harmless_reply_is_as_it_was_sent() -> None:
 def test_a_reply_that_is_nested_deeply_breaks_nothing(depth: int) -> None:
     with contextlib.suppress(ProtocolError):
         decode_reply(b'{"a":' + b"[" * depth + rb'"\n"' + b"]" * depth + b"}")
+
+
+def test_a_daemon_that_does_not_know_a_message_is_said_to_be_older():
+    told = {"code": "ProtocolError", "hint": "",
+            "message": "a message was not understood: Object contains unknown field `whole`."}  # fmt: skip
+    error = wire.error_in({"id": 1, "error": told})
+
+    assert isinstance(error, ProtocolError)
+    assert "newer version of grn" in error.message
+    assert "unknown field `whole`" in error.message
+    assert "grn queue stop" in error.hint

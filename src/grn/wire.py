@@ -12,6 +12,7 @@ import struct
 from grn.errors import GrnError, ProtocolError, from_code
 
 PROTOCOL = 1
+NOT_UNDERSTOOD = "a message was not understood"  # what daemons of all versions answer
 MAX_REQUEST_BYTES = 1 << 20
 MAX_REPLY_BYTES = 64 << 20
 HEADER = struct.Struct(">I")
@@ -77,7 +78,14 @@ def error_in(message: Message) -> GrnError | None:
         return None
     if not isinstance(error, dict):
         return ProtocolError("the error in a reply is not an object.")
-    return from_code(*(str(error.get(name, "")) for name in ("code", "message", "hint")))
+    found = from_code(*(str(error.get(name, "")) for name in ("code", "message", "hint")))
+    if isinstance(found, ProtocolError) and found.message.startswith(NOT_UNDERSTOOD):
+        detail = found.message[len(NOT_UNDERSTOOD) :].strip(": .")
+        return ProtocolError(
+            f"this needs a newer version of grn than the one that answers ({detail}).",
+            "Restart it: `grn queue stop`, `grn stop`, then repeat; running jobs go on.",
+        )
+    return found
 
 
 def spelled(argument: str) -> str:

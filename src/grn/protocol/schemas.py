@@ -74,7 +74,7 @@ class Reader(Generic[Kind]):
             return Rejected(None, ProtocolError("a message is not a JSON object with an id."))
         if envelope.v != wire.PROTOCOL:
             return Rejected(envelope.id, self._mismatch(envelope.v))
-        return Rejected(envelope.id, ProtocolError(f"a message was not understood: {error}."))
+        return Rejected(envelope.id, ProtocolError(f"{wire.NOT_UNDERSTOOD}: {error}."))
 
     def _mismatch(self, version: int) -> VersionMismatch:
         return VersionMismatch(
