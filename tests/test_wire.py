@@ -173,9 +173,8 @@ def test_a_reply_that_is_nested_deeply_breaks_nothing(depth: int) -> None:
 
 
 def test_a_daemon_that_does_not_know_a_message_is_said_to_be_older():
-    told = {"code": "ProtocolError", "hint": "",
-            "message": "a message was not understood: Object contains unknown field `whole`."}  # fmt: skip
-    error = wire.error_in({"id": 1, "error": told})
+    said = "a message was not understood: Object contains unknown field `whole`."
+    error = wire.error_in({"id": 1, "error": {"code": "ProtocolError", "message": said}})
 
     assert isinstance(error, ProtocolError)
     assert "newer version of grn" in error.message

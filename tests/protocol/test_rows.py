@@ -182,7 +182,7 @@ def test_definitions_have_the_fields_that_both_daemons_send() -> None:
         check(AttemptRow, [one for row in shown for one in row["attempts"]], set())
         check(ProgressRow, [queue.ask("watch", jobs=[done])["progress"]], set())
         check(JobEnd, [queue.ask("wait", jobs=[done])["ended"]], set())
-        check(QueueFacts, [{**_without_id(queue.ask("ping"))}], {"origin", "counts"})
+        check(QueueFacts, [{**_without_id(queue.ask("ping"))}], {"origin", "counts", "folded"})
         queue.gate("x").open()
         ask_once({"op": "forget", "type": profiles[0]["type"]})
         check(AuditRow, ask_once({"op": "audit", "most": 9})["audit"], set())

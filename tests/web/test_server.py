@@ -459,3 +459,21 @@ def test_short_jobs_do_not_hide_a_long_one_from_the_timeline(server, submit, sto
 
     ended = story.start(sys.executable, "-c", asked).ended_well()
     assert ended.out.strip() == "(['long', 'short'], True) (['long', 'short'], False)"
+
+
+def test_the_row_of_a_long_array_follows_what_is_left_of_it(server, submit, story):
+    submit("--hold", "-q", "--array", "0-2999", "--name", "grid", "--", "true")
+    server.unlock()
+    line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
+    line.request("GET", "/api/stream", headers={"Authorization": f"Bearer {server.session}"})
+    stream = line.getresponse()
+
+    def next_rows() -> list[tuple[str, int]]:
+        while not (text := stream.fp.readline()).startswith(b"data: "):
+            pass
+        return [(row["name"], row["count"]) for row in json.loads(text[6:])["jobs"]]
+
+    wait_for(lambda: next_rows() == [("grid[0-2999]", 3000)], "the whole array")
+    story.start(*GRN, "cancel", "2001-2100").ended_well()
+    wait_for(lambda: next_rows() == [("grid[0-1999,2100-2999]", 2900)], "what is left")
+    line.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from grn.model.record import names_of
 from grn.protocol.negotiator_rows import (
     EndRow,
     GpuRow,
@@ -253,7 +254,7 @@ class _Parts:
 _NEGOTIATOR_FACTS = (
     "version", "pid", "uid", "trouble", "started_at", "outcomes", "host", "bookings",
 )  # fmt: skip
-_QUEUE_FACTS = ("version", "pid", "uid", "trouble", "drained", "counts", "origin")
+_QUEUE_FACTS = names_of(QueueFacts)
 
 
 def _merge(kind: type[Kind], rows: dict[str, Kind], key: str, row: Message) -> bool:
