@@ -140,7 +140,7 @@ def test_a_queue_that_never_ran_is_no_trouble() -> None:
     [
         (View(wanted="abc", is_typing=True), "filter: abc_"),
         (View(wanted="abc"), "filter: abc"),
-        (View(wanted="zzz"), "none that the filter lets through"),
+        (View(wanted="zzz"), "no job matches the filter"),
         (View(is_mine=True), "mine"),
         (View(said="done"), " done"),
         (View(sorts={Section.RUNNING: "memory"}), "by memory"),
@@ -157,6 +157,16 @@ def test_a_question_names_the_job() -> None:
     text = text_of(drawn(picture, View(asking=KeyAction("cancel", row))))
 
     assert "cancel job 7 (python train7.py)? y or n" in text
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_question_is_whole_however_long_the_name_is(width: int) -> None:
+    picture = a_picture(jobs=[a_job(7, name="名 " * 60)])
+    row = board(picture, UID).rows[Section.WAITING][0]
+
+    shown = drawn(picture, View(asking=KeyAction("cancel", row)), look(width, 24))
+
+    assert text_of(shown).splitlines()[-1].rstrip().endswith("…)? y or n")
 
 
 def test_hostile_names_reach_no_terminal() -> None:

@@ -507,6 +507,16 @@ def test_the_timeline_has_few_lanes_round_times_and_a_true_period(page, submit, 
     assert page.inner_text("select option[value=own]") == "48 min 0 s"
 
 
+def test_the_timeline_marks_what_failed(page, submit, server, story):
+    for line in ("sleep 2", "sleep 2; exit 3"):
+        submit("--mem", "16MiB", "--", "sh", "-c", line)
+    story.start(*GRN, "wait", "--all").wait()
+    page.goto(f"{server.url}/#/timeline")
+    page.wait_for_selector("svg.gantt rect.bar-of-job >> nth=1")
+    assert page.locator("svg.gantt rect.failed-end").count() == 1
+    assert "red end: failed" in page.inner_text(".timeline .legend")
+
+
 def test_a_profile_is_explained_and_can_be_forgotten(page, submit, server, story):
     submit("--type", "mine", "--", "sh", "-c", "sleep 0.3; exit 1")
     submit("--type", "mine", "--", "sh", "-c", "sleep 0.3")

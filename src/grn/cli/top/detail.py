@@ -128,7 +128,7 @@ def memory(row: Row, detail: Detail, size: tuple[int, int], marks: Marks) -> lis
     lines += chart(used, row.reserved_bytes, (width - 1, height), marks)
     span = draw.age(len(used) * detail.step_s)
     end = "its end" if row.part is Section.ENDED else "now"
-    began = f"{span} before"
+    began = f"{span} ago" if end == "now" else f"{span} before"
     room = width - 1 - _SCALE - len(began)
     return [*lines, [(" " * _SCALE + began + end.rjust(max(1, room)), "dim")]]
 

@@ -11,7 +11,7 @@ from grn.cli.top.detail import Detail
 from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.cli.top.state import PARTS, View
-from grn.model.text import counted, harmless
+from grn.model.text import columns_of, counted, cut, harmless
 from grn.model.units import short_size
 from grn.model.windows import show_moment, show_span
 from grn.protocol.negotiator_rows import BookingRow
@@ -230,7 +230,9 @@ def footer(view: View, look: Look) -> Line:
     if view.asking is not None and view.asking.row is not None:
         row = view.asking.row
         what = f"{len(row.members):,} jobs of an array" if row.members else f"job {row.id}"
-        text, style = f" {view.asking.verb} {what} ({row.what})? y or n", "ask"
+        asked, end = f" {view.asking.verb} {what} (", ")? y or n"
+        room = max(1, look.width - columns_of(asked) - columns_of(end))
+        text, style = f"{asked}{cut(harmless(row.what), room, look.marks.cut)}{end}", "ask"
     elif view.is_typing:
         text, style = f" filter: {view.wanted}_   (Enter keeps it, Esc drops it)", "ask"
     elif view.said:
@@ -347,7 +349,7 @@ def _part(
         text = f" and {rest:,} more of your queue: `grn ls` lists them"
         lines.append([(draw.cut(text, look.width, look.marks), "dim")])
     elif not rows and size > 1:
-        text = _EMPTY[part] if not total else "none that the filter lets through"
+        text = _EMPTY[part] if not total else "no job matches the filter"
         lines.append([(draw.cut(f" {text}", look.width, look.marks), "dim")])
     lines += [_blank(look.width)] * (size - len(lines))
     return view, lines, dict(enumerate(shown, 1))
@@ -367,19 +369,20 @@ _EMPTY = {
     Section.ENDED: "nothing has ended yet",
 }
 _HELP = (
-    ("Tab, Shift+Tab", "the next part: running, waiting, ended"),
-    ("Up Down PgUp", "move in it; Home and End, j and k too"),
-    ("/", "filter by id, name, state or reason; `gpu 3` for one GPU, or a node; Esc drops it"),
-    ("s", "sort this part in another way"),
-    ("m", "only my own jobs"),
-    ("a", "each job of an array, or the array as one row"),
-    ("e, Enter", "explain: why it waits, where it runs, its memory over time"),
-    ("l", "follow the log of a job of my queue on the whole screen"),
-    ("f", "follow it in the pane at the right; f again goes back"),
-    ("c", "cancel it, with all its processes; asks first"),
+    ("Tab, Shift+Tab", "go to the next part: running, waiting, ended"),
+    ("Up Down PgUp", "select a job in it; so do Home, End, j and k"),
+    ("/", "filter by id, name, state or reason, `gpu 3` or a node"),
+    ("Esc", "drop the filter"),
+    ("s", "sort the part in another way"),
+    ("m", "show only my own jobs, or all"),
+    ("a", "show an array as one row, or each of its jobs"),
+    ("e, Enter", "explain the job: why it waits, where it runs, its memory"),
+    ("l", "follow its log on the whole screen (jobs of my queue)"),
+    ("f", "follow its log in the pane at the right, or go back"),
+    ("c", "cancel it with all its processes; asks first"),
     ("h", "hold it, or release it"),
-    ("r", "submit it again after it has ended"),
+    ("r", "submit it again, once it has ended"),
     ("q", "quit; nothing ends with it"),
     ("", ""),
-    ("0A", "in the bar of GPU 0, the part that begins with A"),
+    ("0A", "the job with GPU 0; A begins its part of that bar"),
 )

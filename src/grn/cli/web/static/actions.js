@@ -54,7 +54,7 @@ export function selection(redraw, { verbs = ["cancel", "hold", "release"], after
 
   async function act(verb) {
     const count = total(), ids = [...picked.values()].map((row) => row.ids || row.id).join(",");
-    if (verb === "cancel" && !(await confirmed(`Cancel ${several(count)}?`, "Those that run are ended with all their processes.", `Cancel ${several(count)}`))) return;
+    if (verb === "cancel" && !(await confirmed(`Cancel ${several(count)}?`, "Running jobs are ended, with all their processes.", `Cancel ${several(count)}`))) return;
     try {
       const said = await actOn(ids, verb);
       toast(verb === "retry" ? `${several(count)} submitted again, from job ${said.first} on.` : `${DONE[verb]} ${several(count)}.`);

@@ -117,7 +117,7 @@ export function tip(node, text) {
   return node;
 }
 
-export const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#c96a3a"];
+export const COLOURS = ["#2f6fde", "#26a17b", "#e08a1e", "#9a5bd4", "#d4517a", "#2aa5b8", "#8a8f2a", "#8d6248"];
 const given = new Map(); // the same text has the same colour on all views; the least used one is next
 export function colour(text) {
   if (!given.has(text)) {

@@ -8,6 +8,10 @@ const THIN = 6, CELL = 5, STRIP = 12; // pixels: a bar that is too short to see;
 const LETTER = 6.4; // pixels of a character on a bar
 const PERIODS = [["", "Everything recent"], [600, "10 minutes"], [3600, "1 hour"], [6 * 3600, "6 hours"], [86400, "1 day"], [7 * 86400, "1 week"]];
 
+// Its end is red: it failed, which a cancelled one or one that gave way did not.
+const WELL = ["", "ok", "profiled", "running", "cancelled", "interrupted", "requeued", "yielded", "not-started", "skipped"];
+const hasFailed = (one) => !WELL.includes(one.outcome || "");
+
 // Full minutes, hours or days of the local clock, as many as have room.
 export function roundTimes(from, to, most) {
   const step = TIME_STEPS.find((one) => (to - from) / one <= most) || TIME_STEPS[TIME_STEPS.length - 1];
@@ -100,7 +104,7 @@ export function timelineView(root) {
   function legend(shown) {
     const seen = [...new Set(shown.map((one) => one.type))];
     const more = seen.length > MAX_NAMED ? [el("span", {}, `and ${seen.length - MAX_NAMED} more`)] : [];
-    return el("div", { class: "legend" }, seen.slice(0, MAX_NAMED).map((type) => el("span", {}, style(el("i"), { background: colour(type) }), plain(type))), more);
+    return el("div", { class: "legend" }, seen.slice(0, MAX_NAMED).map((type) => el("span", {}, style(el("i"), { background: colour(type) }), plain(type))), more, shown.some(hasFailed) ? el("span", {}, style(el("i"), { background: "var(--bad)" }), "red end: failed") : null);
   }
 
   function barOf({ one, lane, left, wide }, y) {
@@ -111,19 +115,20 @@ export function timelineView(root) {
     const ended = one.ended_at ? `${span(one.ended_at - one.from)}${one.outcome ? `, ${plain(one.outcome)}` : ""}` : `running for ${span(now() - one.from)}`;
     tip(shape, () => `${plain(one.label)} (${plain(one.user)})\n${clock(one.from)}, ${ended}\npeak ${size(one.peak_bytes)} of ${size(one.reserved_bytes)} reserved`);
     const letters = Math.floor((wide - 10) / LETTER), name = plain(one.label);
-    if (letters < 4) return [shape];
-    return [shape, svg("text", { class: "on-bar", x: left + 5, y: y + lane * ROW + 13 }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name)];
+    const failed = hasFailed(one) ? [svg("rect", { class: "failed-end", x: left + Math.max(2, wide - 1) - 4, y: y + lane * ROW + 1, width: 4, height: ROW - 2, fill: "var(--bad)" })] : [];
+    if (letters < 4) return [shape, ...failed];
+    return [shape, ...failed, svg("text", { class: "on-bar", x: left + 5, y: y + lane * ROW + 13 }, name.length > letters ? `${name.slice(0, letters - 1)}…` : name)];
   }
 
   // Short jobs, the stronger the more there were.
   function density(cells, y, from, seconds) {
     const most = Math.max(1, ...[...cells.values()].map((found) => found.length));
     return [...cells].map(([cell, found]) => {
-      const at = from + (cell * CELL - LEFT) * seconds, bad = found.filter((one) => one.outcome && !["ok", "running"].includes(one.outcome)).length;
+      const at = from + (cell * CELL - LEFT) * seconds, bad = found.filter(hasFailed).length;
       const shape = svg("rect", { x: cell * CELL, y, width: CELL - 0.5, height: STRIP, fill: colour(found[0].type), opacity: 0.3 + 0.7 * (found.length / most), tabindex: 0, class: "density" });
       const only = found.length === 1 ? found[0] : null;
       shape.addEventListener("click", () => { if (only) location.hash = only.job ? `#/job/${only.job}` : `#/lease/${only.lease}`; else zoomTo(found); });
-      return tip(shape, () => `${only ? plain(only.label) : `${found.length} jobs, mostly ${plain(found[0].type)}`}\n${clock(at)}${bad ? `, ${bad} not ok` : ""}`);
+      return tip(shape, () => `${only ? plain(only.label) : `${found.length} jobs, mostly ${plain(found[0].type)}`}\n${clock(at)}${bad ? `, ${bad} failed` : ""}`);
     });
   }
   function zoomTo(found) {
