@@ -5,7 +5,7 @@ from __future__ import annotations
 EPILOG = """
 Run `grn help COMMAND` for its options and examples.
 
-Exit status: 0 success, 1 failure or no, 2 misuse, 3 no negotiator or queue, 4 impossible on this
+Exit status: 0 success, 1 failure or "no", 2 misuse, 3 no negotiator or queue, 4 impossible on this
 machine. `grn exec` returns the status of its command (128 + signal), 125 for an error of grn,
 126/127 for a command that cannot be run or found. `grn run` and `grn wait` return the status of
 the first command or job that failed; `grn wait` 124 for a timeout, 125 for a job without one."""
@@ -32,7 +32,7 @@ COMMANDS = {
     ),
     "ls": ("grn.cli.commands.queue.listing:ls", "List your jobs: running, waiting and why."),
     "show": ("grn.cli.commands.queue.jobs:show", "Show all about jobs."),
-    "logs": ("grn.cli.commands.queue.logs:logs", "Print the output of a job."),
+    "logs": ("grn.cli.commands.queue.logs:logs", "Print the output of jobs."),
     "wait": ("grn.cli.commands.queue.waiting:wait", "Wait until jobs have ended."),
     "cancel": ("grn.cli.commands.queue.jobs:cancel", "Cancel jobs, with all their processes."),
     "retry": ("grn.cli.commands.queue.jobs:retry", "Submit ended jobs again."),
