@@ -27,6 +27,8 @@ def test_trainings_with_torch_run_under_doit_and_are_learned_from(
     example: Example, runs: Runs
 ) -> None:
     folder = example("mnist")
+    tasks = folder / "example_doit.py"
+    tasks.write_text(tasks.read_text().replace("EPOCHS = 3", "EPOCHS = 1"))
     torch_tasks = "doit -d . -f example_doit.py -n 9 1 4 7"
     ended = runs(
         folder,

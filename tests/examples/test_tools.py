@@ -128,7 +128,7 @@ def test_trainings_with_lightning_are_swept_and_their_losses_read(
     example: Example, runs: Runs
 ) -> None:
     folder = example("lightning")
-    sweep = "grn sweep 'python train.py --lr {lr} --epochs 2' -p lr 0.01 0.001 --minimize loss"
+    sweep = "grn sweep 'python train.py --lr {lr} --epochs 1' -p lr 0.01 0.001 --minimize loss"
     runs(folder, sweep, python=python_with("lightning"), gpus="2x2GiB")
 
     losses = {run["lr"]: run["loss"] for run in results_of(folder)}
