@@ -33,8 +33,8 @@ DAEMONS = ("grn.negotiator", "grn.queue", "tests.queue_faults.mutants")
 ARGUMENTS_ROOM, ENVIRONMENT_ROOM = 4096, 1 << 16
 # What an interpreter or a library reads once, at its start.
 AT_START = ("PYTHON", "LC_", "LANG", "LD_")
-# They hold leases, run for long or start daemons, which look at those who start them.
-COLD = {"start", "run", "exec", "select", "sweep", "batch", "top", "demo", "events"}
+# They hold leases or start daemons, which look at those who start them.
+COLD = {"start", "run", "exec", "select", "demo"}
 
 
 class Forked:
