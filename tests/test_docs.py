@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -74,9 +75,9 @@ def variables() -> list[str]:
     return sorted(found - INTERNAL)
 
 
-@pytest.mark.parametrize("name", variables())
-def test_every_variable_is_mentioned(name: str) -> None:
-    assert any(mentions(path.read_text(), name) for path in DOCS.rglob("*.md"))
+def test_every_variable_is_mentioned() -> None:
+    pages = [path.read_text() for path in DOCS.rglob("*.md")]
+    assert [name for name in variables() if not any(mentions(text, name) for text in pages)] == []
 
 
 # --- what can be typed ---------------------------------------------------------------------
@@ -169,9 +170,9 @@ def json_keys() -> Iterator[tuple[str, str]]:
         yield from ((name, key) for key in row)
 
 
-@pytest.mark.parametrize(("where", "key"), list(json_keys()))
-def test_every_key_of_the_json_output_is_documented(where: str, key: str) -> None:
-    assert f"| `{key}` |" in page("json.md"), f"{where}.{key}"
+def test_every_key_of_the_json_output_is_documented() -> None:
+    text = page("json.md")
+    assert [f"{where}.{key}" for where, key in json_keys() if f"| `{key}` |" not in text] == []
 
 
 # --- links ---------------------------------------------------------------------------------
@@ -198,9 +199,9 @@ def links(path: Path) -> list[str]:
     return re.findall(r"\]\(<?([^)\s>]+)>?[^)]*\)", text)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_inside_leads_somewhere(path: Path) -> None:
-    for link in links(path):
+def test_every_link_inside_leads_somewhere() -> None:
+    anchors_of = cache(lambda path: anchors(path.read_text()))
+    for path, link in [(one, link) for one in PAGES for link in links(one)]:
         if re.match(r"[a-z]+:", link):
             continue
         target, _, anchor = link.partition("#")
@@ -208,7 +209,7 @@ def test_every_link_inside_leads_somewhere(path: Path) -> None:
         assert there.exists(), f"{path.name}: {link}"
         assert there.is_relative_to(ROOT), f"{path.name}: {link} leads out of the project"
         if anchor:
-            assert anchor in anchors(there.read_text()), f"{path.name}: {link}"
+            assert anchor in anchors_of(there), f"{path.name}: {link}"
 
 
 def test_there_is_a_way_to_every_page() -> None:
@@ -238,10 +239,10 @@ def test_every_page_but_the_decisions_is_in_the_navigation_of_the_site() -> None
 # --- as a site -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site once."""
-    folder = tmp_path_factory.mktemp("docs") / "site"
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Build the site, which takes a second: for one test only."""
+    folder = tmp_path / "site"
     mkdocs = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet")
     where = ("-f", str(SITE), "-d", str(folder))
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -253,16 +254,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+def test_the_site_loads_nothing_from_elsewhere_and_is_searched_from_a_file(site: Path) -> None:
     pages = [path for path in DOCS.rglob("*.md") if "decisions" not in path.parts]
     loaded = re.compile(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\" >]+)")
     for path in pages:
         made = site / path.relative_to(DOCS).with_suffix(".html")
         assert loaded.findall(made.read_text()) == [], path.name
-
-
-@pytest.mark.slow
-def test_the_site_can_be_searched_when_it_is_opened_from_a_file(site: Path) -> None:
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="NO BROWSER TESTS: no playwright"
     )
@@ -280,7 +277,7 @@ def test_the_site_can_be_searched_when_it_is_opened_from_a_file(site: Path) -> N
         browser.close()
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_code_shows_a_backslash_that_only_escapes_a_table(path: Path) -> None:
-    text = without_blocks(path.read_text())
-    assert [code for code in re.findall(r"`([^`\n]+)`", text) if r"\|" in code] == []
+def test_no_code_shows_a_backslash_that_only_escapes_a_table() -> None:
+    for path in PAGES:
+        text = without_blocks(path.read_text())
+        assert [code for code in re.findall(r"`([^`\n]+)`", text) if r"\|" in code] == [], path

@@ -29,8 +29,7 @@ def shared() -> Iterator[Queue]:
 def queue(shared: Queue) -> Iterator[Queue]:
     """Talk to the one queue of this file, which must be the same at the end."""
     with being_here(shared):
-        if not shared.is_answering():
-            shared.fine("queue", "start")
+        shared.wake()
         pid = shared.pid
         yield shared
         assert shared.ended(shared.sh("true"))["reason"] == "ok"
