@@ -415,14 +415,16 @@ class Story:
     def left_behind(self) -> Iterator[int]:
         """Return all live processes that were started with the environment of this story."""
         mark = f"STORY={self.folder}".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                try:
-                    marked = mark in (entry / "environ").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if marked and is_running(int(entry.name)):
-                    yield int(entry.name)
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    environment = file.read()
+            except OSError:
+                continue
+            # Each test ends with this look at all processes: the first question is the quick one.
+            is_marked = mark in environment and mark in environment.split(b"\0")
+            if is_marked and pid != os.getpid() and is_running(pid):
+                yield pid
 
 
 class Negotiator:

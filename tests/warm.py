@@ -133,8 +133,13 @@ def load() -> None:
         if name not in COLD:
             importlib.import_module(where.partition(":")[0])
     others = ("grn.cli.commands.queue.submit", "rich.console", "uvicorn", "grn.queue.sites.fleet")
-    for name in (*others, "grn.negotiator.__main__", "grn.queue.__main__"):
+    daemons = ("grn.negotiator.__main__", "grn.queue.__main__", "concurrent.futures.thread")
+    for name in (*others, *daemons):
         importlib.import_module(name)
+    from grn import settings
+
+    os.environ["GRN_CONFIG"] = os.devnull
+    settings.load()  # what is worked out once in a process, and at the start of each daemon
     gc.collect()
     gc.freeze()
 
