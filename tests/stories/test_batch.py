@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import Negotiators, Scripts
-from tests.harness import Job, Story, is_running, wait_for
+from tests.conftest import Negotiators
+from tests.harness import GRN, Job, Story, is_running, wait_for
 
 Start = Callable[..., Job]
 PASS = f"{sys.executable} -c \"from act import gate; gate('go')\""  # wait at a gate
 
 
 @pytest.fixture
-def batch(script: Scripts, story: Story) -> Start:
+def batch(story: Story) -> Start:
     """Start `grn batch` in the story's folder, on a file of these lines."""
 
     def start(lines: str | None, *words: str, **options: Any) -> Job:
         if lines is not None:
             (story.folder / "jobs.txt").write_text(lines)
-        return story.start(script("grn"), "batch", *words, "jobs.txt", cwd=story.folder, **options)
+        return story.start(*GRN, "batch", *words, "jobs.txt", cwd=story.folder, **options)
 
     return start
 
@@ -182,15 +182,15 @@ def test_the_report_is_printed_as_json_when_asked(negotiator, story, batch) -> N
     assert ended.err == ""
 
 
-def test_standard_input_has_no_place_to_resume_from(story, script) -> None:
-    ended = story.start(script("grn"), "batch", "--resume").wait()
+def test_standard_input_has_no_place_to_resume_from(story) -> None:
+    ended = story.start(*GRN, "batch", "--resume").wait()
 
     assert ended.code == 2
     assert "--out" in ended.err
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(story, script) -> None:
-    ended = story.start(script("grn"), "batch", "nowhere.txt").wait()
+def test_a_file_that_is_not_there_is_one_clear_line(story) -> None:
+    ended = story.start(*GRN, "batch", "nowhere.txt").wait()
 
     assert ended.code == 2
     assert ended.err == "error: nowhere.txt cannot be read: No such file or directory.\n"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.conftest import Negotiators, Scripts
+from tests.conftest import Negotiators
 from tests.gpus.standin.build import GiB, StandIn, gpu
-from tests.harness import Story, wait_for
+from tests.harness import GRN, Story, wait_for
 
 A = "GPU-aaaa"
 LEASE = (
@@ -34,7 +34,7 @@ def test_a_gpu_that_is_prohibited_meanwhile_gets_no_job_until_it_is_opened_again
 
 
 def test_a_driver_without_process_lists_is_named_once_in_the_log_and_by_the_doctor(
-    story: Story, libraries: Callable[..., Path], negotiator: Negotiators, script: Scripts
+    story: Story, libraries: Callable[..., Path], negotiator: Negotiators
 ) -> None:
     machine = StandIn(libraries("NO_LISTS"), story.folder / "nvml")
     story.env.update(machine.env())
@@ -47,7 +47,7 @@ def test_a_driver_without_process_lists_is_named_once_in_the_log_and_by_the_doct
     said = "the driver does not list the processes on GPU 0"
     assert said in here.status()["trouble"]
     assert [lease["used_bytes"] for lease in here.leases()] == [None]
-    assert said in story.start(script("grn"), "doctor").wait().out
+    assert said in story.start(*GRN, "doctor").wait().out
     story.gate("end").open()
     job.ended_well()
     assert here.log.count(said) == 1

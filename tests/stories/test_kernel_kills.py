@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grn.proc import memory_limit
-from tests.conftest import Negotiators, Scripts
-from tests.harness import TWO_SMALL, Story
+from tests.conftest import Negotiators
+from tests.harness import GRN, TWO_SMALL, Story
 from tests.memory_group import a_memory_group
 from tests.queue.daemon import Queue, a_queue
 
@@ -83,11 +83,11 @@ def test_a_kill_by_somebody_else_is_a_failure(queue: Queue) -> None:
 
 
 def test_exec_says_that_the_kernel_killed_it(
-    story: Story, negotiator: Negotiators, script: Scripts, group: Path
+    story: Story, negotiator: Negotiators, group: Path
 ) -> None:
     negotiator(TWO_SMALL)
     words = ("exec", "--mem", "400MiB", "--", sys.executable, "-c", HOG, group, "always")
-    ended = story.start(script("grn"), *words).wait()
+    ended = story.start(*GRN, *words).wait()
 
     assert ended.code == 137
     assert "grn: the command ran out of host memory although it was alone" in ended.err

@@ -8,15 +8,16 @@ import signal
 
 import pytest
 
-from tests.harness import wait_for
+from tests.harness import GRN, wait_for
 
+pytestmark = pytest.mark.submits
 HOSTILE = "<script>alert(1)</script>\u202e"
 
 
 @pytest.fixture
-def report(story, script):
-    yield lambda *words: story.start(script("grn"), "report", *words, cwd=story.folder).wait()
-    story.start(script("grn"), "queue", "stop").wait()
+def report(story):
+    yield lambda *words: story.start(*GRN, "report", *words, cwd=story.folder).wait()
+    story.start(*GRN, "queue", "stop").wait()
 
 
 def test_jobs_of_the_period_are_in_it_and_hostile_names_are_only_text(
@@ -25,8 +26,8 @@ def test_jobs_of_the_period_are_in_it_and_hostile_names_are_only_text(
     negotiator("virtual:2x1GiB")
     for command in (("true",), ("false",)):
         words = ("submit", "--name", HOSTILE, "--type", HOSTILE, "--", *command)
-        story.start(script("grn"), *words).ended_well()
-    story.start(script("grn"), "wait", "--all").wait()
+        story.start(*GRN, *words).ended_well()
+    story.start(*GRN, "wait", "--all").wait()
 
     ended = report("--since", "1h")
 
@@ -40,20 +41,20 @@ def test_jobs_of_the_period_are_in_it_and_hostile_names_are_only_text(
     assert "http" not in re.sub(r"http-equiv", "", text)
 
     assert ended.err == ""
-    story.start(script("grn"), "queue", "stop").ended_well()
+    story.start(*GRN, "queue", "stop").ended_well()
     assert report("--since", "1h").err.startswith("warning: Your queue does not run")
 
 
 def test_jobs_are_counted_and_not_leases_and_what_was_cancelled_has_not_failed(
-    negotiator, story, script, report
+    negotiator, story, report
 ):
     negotiator("virtual:2x1GiB")
 
     def grn(*words):
-        return story.start(script("grn"), *words, cwd=story.folder)
+        return story.start(*GRN, *words, cwd=story.folder)
 
     small = ("--mem", "16MiB")
-    grn("submit", *small, "--name", "grid", "--array", "0-59", "--", "true").ended_well()
+    grn("submit", *small, "--name", "grid", "--array", "0-19", "--", "true").ended_well()
     grn("submit", *small, "--time-limit", "0.1", "--", "sleep", "60").ended_well()
     again = 'test "$GRN_ATTEMPT" = 3'
     grn("submit", *small, "--type", "again", "--retry", "2", "--shell", "--", again).ended_well()
@@ -75,12 +76,12 @@ def test_jobs_are_counted_and_not_leases_and_what_was_cancelled_has_not_failed(
 
     tiles = re.findall(r"<b>(\d+)</b>(jobs|failed|cancelled or interrupted)<", text)
     assert {name: int(value) for value, name in tiles} == {
-        "jobs": 60 + 6, "failed": 2, "cancelled or interrupted": 2,
+        "jobs": 20 + 6, "failed": 2, "cancelled or interrupted": 2,
     }  # fmt: skip
     cells = re.findall(r"<tr><td>([^<]*)</td><td class=n>(\d+)</td><td class=n>(\d+)</td>"
                        r"<td class=n>(\d+)</td>", text)  # fmt: skip
     types = {name: tuple(map(int, rest)) for name, *rest in cells}
-    assert types["true"] == (61, 0, 0)  # the array is of the type of its program
+    assert types["true"] == (21, 0, 0)  # the array is of the type of its program
     assert "grid" not in types
     assert types["sleep"] == (3, 1, 2)  # one of them in a line of `sh`
     assert types["again"] == (1, 0, 0)
@@ -109,11 +110,11 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(report):
     assert "cannot be written" in ended.err
 
 
-def test_a_sweep_is_a_report_too(negotiator, story, script, report):
+def test_a_sweep_is_a_report_too(negotiator, story, report):
     negotiator("virtual:2x1GiB")
     command = """python3 -c "print('{{\\"loss\\": {lr}}}')\""""
     words = ("sweep", command, "-p", "lr", "1", "2", "--out", "here", "-q")
-    story.start(script("grn"), *words, cwd=story.folder).ended_well()
+    story.start(*GRN, *words, cwd=story.folder).ended_well()
 
     assert report("--sweep", "here", "--out", "sweep.html").code == 0
     assert "loss" in (story.folder / "sweep.html").read_text()

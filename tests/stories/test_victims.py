@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.conftest import Negotiators, Scripts
-from tests.harness import Negotiator, Story, wait_for
+from tests.conftest import Negotiators
+from tests.harness import GRN, Negotiator, Story, wait_for
 
 MiB = 1 << 20
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 MiB."
@@ -47,11 +47,9 @@ def given(here: Negotiator, label: str) -> list[int]:
     return [int(size) for size in found]
 
 
-def test_a_victim_in_a_batch_runs_again_as_it_is(
-    story: Story, beside: Negotiator, script: Scripts
-) -> None:
+def test_a_victim_in_a_batch_runs_again_as_it_is(story: Story, beside: Negotiator) -> None:
     line = "[mem=100MiB type=victim] sh once.sh"
-    job = story.start(script("grn"), "batch", story.write("jobs", line), cwd=story.folder)
+    job = story.start(*GRN, "batch", story.write("jobs", line), cwd=story.folder)
     ended = job.ended_well()
 
     assert given(beside, "victim") == [100 * MiB] * 2
@@ -63,12 +61,10 @@ def test_a_victim_in_a_batch_runs_again_as_it_is(
     story.gate("offender").open()
 
 
-def test_a_victim_in_a_sweep_runs_again_as_it_is(
-    story: Story, beside: Negotiator, script: Scripts
-) -> None:
+def test_a_victim_in_a_sweep_runs_again_as_it_is(story: Story, beside: Negotiator) -> None:
     words = ["sweep", "sh once.sh {x}", "-p", "x", "1", "--mem", "100MiB", "--type", "victim"]
     words += ["--out", "out"]
-    ended = story.start(script("grn"), *words, cwd=story.folder).ended_well()
+    ended = story.start(*GRN, *words, cwd=story.folder).ended_well()
 
     assert given(beside, "victim") == [100 * MiB] * 2
     assert "failed: it ran out of memory because offender" in ended.err
@@ -79,11 +75,11 @@ def test_a_victim_in_a_sweep_runs_again_as_it_is(
 
 
 def test_a_victim_of_exec_runs_again_as_it_is_and_is_not_counted(
-    story: Story, beside: Negotiator, script: Scripts
+    story: Story, beside: Negotiator
 ) -> None:
     command = ["exec", "--retry-oom", "1", "--mem", "100MiB", "--type", "victim", "--", "sh"]
     text = ONCE.replace("= 1 ]", "-lt 3 ]")
-    ended = story.start(script("grn"), *command, story.write("twice.sh", text)).ended_well()
+    ended = story.start(*GRN, *command, story.write("twice.sh", text)).ended_well()
 
     assert given(beside, "victim") == [100 * MiB] * 3
     assert ended.err.count("grew beyond what it had") == 2
