@@ -107,6 +107,27 @@ def test_a_client_that_leaves_interrupts_its_command(queue: Queue) -> None:
     wait_for(lambda: len(servers(queue)) == 1, "the fork to end")
 
 
+def test_a_server_that_leaves_declines_while_a_long_command_runs() -> None:
+    """It was left open, and unanswered, for as long as a `grn wait` took."""
+    queue = Queue.begin()
+    folder = queue.story.folder / "modules"
+    folder.mkdir()
+    queue.story.env["PYTHONPATH"] = f"{folder}:{queue.story.environment()['PYTHONPATH']}"
+    with being_here(queue):
+        gate = queue.gate("long")
+        job = queue.sh("gate long")
+        queue.fine("ls", env=WARM)
+        the_server(queue)
+        waiting = queue.story.start(*SERVED, "wait", str(job))
+        wait_for(lambda: len(servers(queue)) == 2, "the server and its fork")
+        os.utime(folder, ns=(0, time.time_ns() + 1))  # as after an update of a package
+        assert queue.story.start(*SERVED, "ls").wait().code == 99
+        assert str(job) in queue.fine("ls", env=WARM)
+        gate.open()
+        assert waiting.wait().code == 0
+        queue.end()
+
+
 def test_another_interpreter_setting_is_declined(queue: Queue) -> None:
     env = {"PYTHONWARNINGS": "error"}
     assert queue.story.start(*SERVED, "ls", env=env).wait().code == 99

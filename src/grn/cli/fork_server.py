@@ -92,14 +92,22 @@ def main() -> None:
     while is_open or running:
         ready = dict(poll.poll(IDLE_S * 1000))
         is_asked = LISTENER in ready
-        if is_open and (not ready or QUEUE in ready or (is_asked and is_outdated(loaded))):
+        is_idle = not ready and not running
+        if is_open and (is_idle or QUEUE in ready or (is_asked and is_outdated(loaded))):
             is_open = False
-            poll.unregister(LISTENER)
             poll.unregister(QUEUE)
         for fd in ready:
             running.look(fd)
         if is_open and is_asked:  # last: a new client may get a closed number
             _accept(listener, running)
+        elif is_asked and running:  # nobody else accepts while we stay for a long command
+            _decline(listener)
+
+
+def _decline(listener: socket.socket) -> None:
+    """Let the next client run its command itself."""
+    with contextlib.suppress(OSError):  # it has left
+        listener.accept()[0].close()
 
 
 def _accept(listener: socket.socket, running: Running) -> None:
