@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,14 @@ if os.environ["GRN_ATTEMPT"] == "1":
     sys.exit(f"RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. {{child}}")
 print("fine")
 """
+
+
+@pytest.fixture(autouse=True)
+def one_at_a_time(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Run no two of these side by side: the kernel counts its kills for the whole machine."""
+    with (tmp_path_factory.getbasetemp().parent / "kernel-kills.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture
