@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from grn import wire
 from grn.model.job import Policy
-from grn.negotiator.events import LeaseState
+from grn.negotiator.events import KernelKilled, LeaseState
 from grn.negotiator.handlers import MAX_ASKED_AT_ONCE
 from grn.negotiator.server import MAX_WITHDRAWN_AT_ONCE
 from grn.protocol import negotiator_requests
@@ -718,6 +718,28 @@ def test_a_late_report_over_the_line_of_a_dead_holder_does_not_keep_its_lease(
         assert shared.call(leases), "its memory may be in use while the line is open"
 
     wait_for(lambda: not shared.call(leases), "the lease to end with the line")
+
+
+@pytest.mark.parametrize(
+    ("said", "ended"), [("failed", "failed"), ("ok", "ok"), ("killed", "out-of-ram")]
+)
+def test_a_kill_by_the_kernel_explains_no_end_that_its_reporter_saw(
+    shared: Inside, said: str, ended: str
+) -> None:
+    loop = shared.server.loop
+    child = os.fork()
+    if not child:
+        shared.client().lease()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitpid(child, os.WUNTRACED)
+    (lease,) = shared.call(lambda: list(loop.view.leases))
+    shared.call(lambda: loop.tell(KernelKilled(loop.now(), 1)))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_for(lambda: shared.call(lambda: loop.history.end_of(lease)), "the end to be concluded")
+
+    with shared.client() as queue:
+        assert queue.ask("done", lease=lease, outcome=said)["ended"] == ended
 
 
 def test_what_nobody_knows_is_an_error_with_a_hint(shared: Inside) -> None:

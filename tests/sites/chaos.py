@@ -270,7 +270,12 @@ class Chaos:
         result.jobs = len(self._ledger.told)
         result.reasons.update(str(row["reason"]) for row in rows.values())
         result.again = sum(max(0, row["attempt"] - 1) for row in rows.values())
-        result.complaints += self._ledger.check(rows)
+        wrong = self._ledger.check(rows)
+        result.complaints += wrong
+        for name, job in self._ledger.told.items():
+            if any(text.startswith(f"{name} ") for text in wrong):
+                attempts = self._rig.ask("show", job=job)["job"].get("attempts")
+                result.complaints.append(f"{name} was tried so: {attempts}")
         for machine in self._nodes():
             try:
                 wait_for(lambda: not leases_at(machine), "no lease", 30.0)  # noqa: B023

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from grn.model.gpu import Gpu, GpuKind, Reading
 from grn.model.job import Outcome
 from grn.negotiator.actions import KillProcesses, SetTimer
-from grn.negotiator.events import Lease, LeaseState
+from grn.negotiator.events import Lease, LeaseSettled, LeaseState
 from grn.negotiator.schedule.room.allocations import Holdings
 
 REPORT_S = 0.5  # the reporter learns of the end at the same moment and knows the exit status
@@ -107,6 +107,17 @@ class Endings:
     def _later(self, lease_id: str, at: float) -> SetTimer:
         self._gone[lease_id] = at
         return SetTimer(at)
+
+
+def told_late(concluded: LeaseSettled, said: Outcome) -> LeaseSettled:
+    """Return how a lease ended, when its reporter says it after the end was concluded.
+
+    A holder that vanished may have been taken for one that the kernel killed; its reporter knows.
+    """
+    is_taken_for_killed = concluded.outcome is Outcome.OUT_OF_RAM
+    if not is_taken_for_killed or said in (Outcome.KILLED, Outcome.OUT_OF_RAM):
+        return concluded
+    return LeaseSettled(said, concluded.was_alone, concluded.peak_bytes)
 
 
 def overflowing(

@@ -20,6 +20,7 @@ from grn.model.job import Argument, Outcome, Policy, Request, Run
 from grn.model.text import harmless
 from grn.model.units import show_expected
 from grn.negotiator.actions import Grant, Refuse
+from grn.negotiator.endings import told_late
 from grn.negotiator.events import (
     Booking,
     BookingMade,
@@ -100,18 +101,20 @@ def hold(peer: Peer, message: negotiator_requests.BindRequest) -> None:
 def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     """End a lease, and answer with its outcome unless the client wants no answer."""
     loop, answer_to = peer.loop, None if message.quiet else message.id
+    said = Outcome(message.outcome)
     if not loop.survivors.has_line(message.lease):
         peer.granted.discard(message.lease)
     if peer.server.reporters.get(message.lease) is peer:
         del peer.server.reporters[message.lease]
     ended = loop.history.end_of(message.lease)
     if ended is not None or message.lease not in loop.view.leases:
-        peer.tell_end(answer_to, message.lease, ended or LeaseSettled(None))
+        settled = LeaseSettled(None) if ended is None else told_late(ended, said)
+        peer.tell_end(answer_to, message.lease, settled)
         return
     lease = peer.own(message.lease, "done")
     peer.granted.discard(lease.id)
     if lease.state is not LeaseState.HELD:  # it ended before this negotiator started
-        peer.tell_end(answer_to, lease.id, LeaseSettled(lease.outcome))
+        peer.tell_end(answer_to, lease.id, told_late(LeaseSettled(lease.outcome), said))
         return
     context = peer.server.limits.context_bytes
     gpu_peak = message.peak + context if message.peak is not None else None
@@ -119,8 +122,8 @@ def done(peer: Peer, message: negotiator_requests.DoneRequest) -> None:
     is_limit = message.outcome in ("out-of-ram", "capped")
     loop.release(
         Released(
-            loop.now(), lease.id, Outcome(message.outcome), None, message.asked, gpu_peak,
-            message.resident, is_limit, not message.quiet,
+            loop.now(), lease.id, said, None, message.asked, gpu_peak, message.resident, is_limit,
+            not message.quiet,
         )
     )  # fmt: skip
 
