@@ -123,6 +123,8 @@ ARROWS = {
         "client",
         "wire",
         "model",
+        "settings",
+        "sites",
         "paths",
         "proc",
         "errors",

@@ -66,6 +66,35 @@ def test_runs_of_a_sweep_run_where_they_should(home: Home) -> None:
     assert where(home, "typed") == ["", ""]
 
 
+def test_a_search_uses_all_gpus_of_the_place_that_its_trials_run_at(home: Home) -> None:
+    """Home has one GPU and the node two: each of two trials waits until the other has begun."""
+    pytest.importorskip("optuna")
+    meet = home.story.write(
+        "meet.py",
+        """
+        import json, pathlib, sys, time
+        x, folder = float(sys.argv[1]), pathlib.Path(__file__).with_name("met")
+        folder.mkdir(exist_ok=True)
+        (folder / sys.argv[1]).touch()
+        until = time.monotonic() + 20
+        while len(list(folder.iterdir())) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        print(json.dumps({"loss": abs(x - 3), "met": len(list(folder.iterdir()))}))
+    """,
+    )
+    options = ["-p", "x", "uniform:0..9", "--sampler", "optuna", "--minimize", "loss", "--trials",
+               "2", "--at", "gpu2", "--mem", "32MiB", "--name", "searched"]  # fmt: skip
+    command = ("sweep", f"{sys.executable} {meet} {{x}}", *options, "--json")
+    report = json.loads(home.fine(*command))
+
+    assert [run["met"] for run in report["runs"]] == [2, 2]
+    assert {run["gpu"].partition(":")[0] for run in report["runs"]} == {"gpu2"}
+    best = min(report["runs"], key=lambda run: run["loss"])
+    assert report["best"] == best["run"]
+    again = json.loads(home.fine(*command))
+    assert [run["attempt"] for run in again["runs"]] == [1, 1]
+
+
 def test_a_sweep_of_a_function_runs_where_it_should(home: Home) -> None:
     home.story.run_script("""
         import grn

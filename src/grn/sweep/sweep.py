@@ -8,8 +8,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grn.client.negotiator import ask_once
-from grn.errors import DaemonError, JobFailed, UsageError
+from grn.errors import JobFailed, UsageError
 from grn.group.roles import Progress, Slots
 from grn.group.task import Task
 from grn.sweep import plan as plans
@@ -19,6 +18,7 @@ from grn.sweep.results import Table
 from grn.sweep.sampler import OptunaFeed
 from grn.sweep.space import Point, points
 from grn.sweep.sweep_run import Feed, Study, Walk, left_to_run
+from grn.sweep.trials_at_once import TrialsAtOnce
 
 MAX_POINTS = 100_000  # each has a folder
 
@@ -127,19 +127,5 @@ class Sweep:
 
     def _search(self, study: Study) -> OptunaFeed:
         known = [] if self.plan.is_rerun else study.known()
-        return OptunaFeed(self.plan, known, _TrialsAtOnce(self.plan.parallel))
-
-
-class _TrialsAtOnce:
-    """How many trials run in parallel: the given number, or one on each GPU."""
-
-    def __init__(self, asked: int | None) -> None:
-        self._known = asked or 0
-
-    def __call__(self) -> int:
-        if not self._known:
-            try:
-                self._known = len(ask_once({"op": "status"})["status"]["gpus"])
-            except DaemonError:
-                return 1  # the first trial will start a negotiator
-        return max(1, self._known)
+        at_once = TrialsAtOnce(self.plan.parallel, self.plan.needs.at)
+        return OptunaFeed(self.plan, known, at_once)
