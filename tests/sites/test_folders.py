@@ -151,6 +151,14 @@ def test_at_home_a_sent_folder_is_used_as_it_is(lab: Home, project: Path) -> Non
     assert lab.log(int(out)).strip() == str(project)
 
 
+def test_a_folder_that_is_not_here_cannot_be_sent(lab: Home, tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    ended = lab.grn("submit", "--send", "--cwd", str(missing), "--at", SITE, "--", "true")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"error: the folder {missing} cannot be sent: it does not exist")
+
+
 def test_a_folder_that_is_too_large_is_refused(lab: Home, tmp_path: Path) -> None:
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(folder_pack.MAX_BYTES + 1)

@@ -36,6 +36,9 @@ MAX_KEPT_BYTES, MIN_KEEP_S = 10 << 30, 7 * 86400.0
 
 def pack(folder: str) -> Message:
     """Pack a folder; return what the queue is told of it."""
+    if not os.path.isdir(folder):
+        text = f"the folder {folder} cannot be sent: it does not exist here."
+        raise UsageError(text, "Name another with --cwd, or one of the node without --send.")
     kept = os.path.join(paths.state_dir(), "sent")
     names = sorted(set(_names(folder)))
     files = [(name, found) for name in names if (found := _look(folder, name)) is not None]
