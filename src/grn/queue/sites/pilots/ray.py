@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import importlib
+import importlib.metadata
 import json
 import os
 import select
@@ -100,7 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _patiently(site: SiteConfig, queue_id: str, speaker: LineWriter) -> Any:
-    """Connect to the cluster, however long that takes; None when the queue has ended."""
+    """Connect to the cluster, however long that takes.
+
+    None when the queue has ended, or when another Ray was installed: a process cannot load two, and
+    the queue starts another.
+    """
+    before = _installed()
     while True:
         try:
             return _connect(site, ray_rules.namespace_of(queue_id), speaker)
@@ -111,6 +117,16 @@ def _patiently(site: SiteConfig, queue_id: str, speaker: LineWriter) -> Any:
             ready, _, _ = select.select([0], [], [], left_s)
             if ready and not os.read(0, 1 << 16):
                 return None
+        if (now := _installed()) and now != before:
+            return None
+
+
+def _installed() -> str:
+    """Return which Ray is installed, which need not be the one that this process has loaded."""
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _connect(site: SiteConfig, namespace: str, speaker: LineWriter) -> Any:
