@@ -317,7 +317,7 @@ def test_a_host_with_a_full_disk(home: Home, site: SshSite, node: Nodes) -> None
 def test_a_disk_that_fills_up_while_the_host_is_used(
     home: Home, site: SshSite, node: Nodes
 ) -> None:
-    """What runs there ends as it would; a new job begins when there is room again."""
+    """What runs there ends as it would; a new job waits in words until there is room again."""
     with small_disk(home.story.folder, 4 << 20) as disk:
         machine = node(GRN_STATE_DIR=str(disk / "state"))
         home.rig.start()
@@ -326,13 +326,15 @@ def test_a_disk_that_fills_up_while_the_host_is_used(
         first = home.sh(f"echo begun; {UNTIL}; exit 5", str(gate))
         home.rig.running(first)
         filler = _fill(disk)
-        gate.touch()
         second = home.sh("exit 6")
-        home.rig.ask("sites")
-        wait_for(lambda: "start-again" in machine.agent_log() or home.why(second), "a try")
+        home.why_says(second, "node1 could not begin a job: No space left on device")
+        assert home.rig.row(second)["state"] == "queued"
+        assert "could not begin a job" in home.grn_well("sites")
+        gate.touch()
         filler.unlink()
         rows = [home.rig.ended(job) for job in (first, second)]
-        assert [(row["status"], row["attempt"]) for row in rows] == [(5, 1), (6, 1)]
+        assert [row["status"] for row in rows] == [5, 6]
+        assert rows[0]["attempt"] == 1
         home.rig.close()
         machine.lose_power()
 

@@ -158,6 +158,19 @@ def test_an_agent_of_another_version_is_not_used_and_both_are_named(folder: Path
         world.node.away("No route to host")
         assert world.node.state == "cut"
         world.connect()
+        assert world.node.state == "connecting"
+
+    _in_a_loop(story)
+
+
+def test_a_node_whose_negotiator_is_being_started_is_not_yet_one_that_has_none(
+    folder: Path,
+) -> None:
+    async def story() -> None:
+        world = World(folder)
+        world.connect()
+        assert world.node.state == "connecting"
+        world.say({"ev": "negotiator", "up": False, "text": "no NVIDIA driver here"})
         assert world.node.state == "no negotiator"
 
     _in_a_loop(story)

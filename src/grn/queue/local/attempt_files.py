@@ -80,6 +80,21 @@ def begin(folder: str, claim: str, spare: str = "") -> int | None:
     return fd
 
 
+def why_not_begun(folder: str) -> str:
+    """Return why no attempt can begin here, such as a full disk; empty if one can."""
+    probe = f"{folder}.probe"
+    try:
+        fd = _create(probe)
+        try:
+            _write_only(fd, b"\n" * 512)
+        finally:
+            os.close(fd)
+            os.unlink(probe)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def forbid(folder: str) -> bool:
     """Forbid an attempt to begin, to shims of any version; False when it has begun."""
     if not _forbid_1(folder):

@@ -27,6 +27,7 @@ from grn.queue.site import Attempt, Found, SiteListener
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 IDLE_S = 2.0
@@ -41,8 +42,11 @@ class Launcher:
         self,
         settings: LaunchSettings,
         listener: SiteListener,
+        put_back: Callable[[Attempt], bool] = lambda _: False,
     ) -> None:
+        """Make a launcher; `put_back` takes an attempt that could not begin, True if it does."""
         self._settings = settings
+        self._put_back = put_back
         self.log_bytes = settings.log_bytes
         self._listener = listener
         self._forker: subprocess.Popen[bytes] | None = None
@@ -107,6 +111,8 @@ class Launcher:
 
     def _start_later(self, task: LaunchTask) -> None:
         """Try again: a shim that is gone without a claim has not begun its attempt."""
+        if self._put_back(task.attempt):
+            return
         log.warning("action=start-again job=%d", task.attempt.job)
         self._postponed.add(task)
         self._postpone()

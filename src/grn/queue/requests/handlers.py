@@ -207,9 +207,12 @@ def sites(peer: QueuePeer, message: queue_requests.SitesRequest) -> None:
     until = peer.loop.now() + FIRST_CONTACT_S
 
     def answer() -> None:
-        """Give nodes that were never reached a moment: somebody has just added them."""
+        """Give nodes that are being reached a moment: somebody has just added them."""
         nodes = peer.server.nodes()
-        is_soon = any(node["state"] == "connecting" for node in nodes)
+        is_soon = any(
+            node["state"] == "connecting" or (node["state"] == "up" and not node["gpu_bytes"])
+            for node in nodes
+        )
         if is_soon and peer.loop.now() < until:
             asyncio.get_running_loop().call_later(LOOK_S, peer.when_fresh, message.id, answer)
         else:

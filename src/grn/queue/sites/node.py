@@ -97,7 +97,7 @@ class Node(asyncio.BufferedProtocol):
         self.stream_version = 0  # of the agent
         self._may_write = asyncio.Event()
         self._may_write.set()
-        self._is_full = False  # it had no room for a folder a moment ago
+        self._full = ""  # why it had no room for a job or its folder a moment ago
         self._attempts = NodeAttempts(self, listener, folder_of, log_bytes)
         self._line = Reconnection(self)
 
@@ -116,7 +116,7 @@ class Node(asyncio.BufferedProtocol):
     @property
     def is_open(self) -> bool:
         """True while it can be asked for leases."""
-        return self.is_up and not self.is_draining and not self._is_full
+        return self.is_up and not self.is_draining and not self._full
 
     @property
     def left_s(self) -> float | None:
@@ -134,7 +134,7 @@ class Node(asyncio.BufferedProtocol):
         if self.is_up:
             return "draining" if self.is_draining else "up"
         if self._is_greeted:
-            return "no negotiator"
+            return "no negotiator" if self.leases.trouble else "connecting"  # it is being started
         if self.is_unusable:
             return "unusable"
         return "cut" if self.heard_at is not None else "connecting" if not self.trouble else "away"
@@ -286,7 +286,7 @@ class Node(asyncio.BufferedProtocol):
         with contextlib.suppress(LookupError, TypeError, ValueError):
             self.clock_skew_s = float(message["at"]) - time.time()
         self._is_greeted = True
-        self.trouble = ""
+        self.trouble = self._full
         log.info("action=node-found node=%s epoch=%s", self.name, epoch)
         self._attempts.ask_for_all()
         self.send({"op": "all-asked"})
@@ -325,13 +325,12 @@ class Node(asyncio.BufferedProtocol):
 
     def full(self, trouble: str) -> None:
         """Be asked for nothing for a while: there is no room for a folder."""
-        self.trouble = trouble
-        self._is_full = True
+        self.trouble = self._full = trouble
         asyncio.get_running_loop().call_later(FULL_S, self._no_longer_full)
         self._listener.node_changed(self)
 
     def _no_longer_full(self) -> None:
-        self._is_full = False
+        self._full = ""
         if self._is_greeted:
             self.trouble = ""
         self._listener.node_changed(self)

@@ -125,13 +125,14 @@ class NodeAttempts:
         self._folders.needed(message)
 
     def _unsent(self, message: Message) -> None:
-        """Put a job back whose folder the node cannot take, and ask it for nothing for a while."""
+        """Put a job back that has no room on the node, and ask it for nothing for a while."""
         attempt = stream.attempt_in(message)
         if attempt not in self.leases:
             return
         text = harmless(str(message.get("text", "")))
-        trouble = f"{self._node.name} could not take the folder of a job: {text}"
-        log.error("action=send-folder node=%s job=%d reason=%r", self._node.name, attempt.job, text)
+        what = harmless(str(message.get("what", "take the folder of a job")))
+        trouble = f"{self._node.name} could not {what}: {text}"
+        log.error("action=put-back node=%s job=%d reason=%r", self._node.name, attempt.job, text)
         self._node.full(trouble)
         self._listener.attempt_found(attempt, AttemptFate.NOT_BEGUN, trouble)
 

@@ -18,6 +18,7 @@ from grn import __version__, wire
 from grn.errors import ProtocolError
 from grn.queue.jobs.job import AttemptFate, EndReason, Exit
 from grn.queue.journal.rows import Command, StopRules
+from grn.queue.local import attempt_files
 from grn.queue.local.launcher import Launcher
 from grn.queue.local.workers import LaunchSettings
 from grn.queue.site import Attempt
@@ -40,7 +41,7 @@ class Agent:
     """The attempts on this node, and the stream of the queue."""
 
     def __init__(self, launch: LaunchSettings, link: type[NegotiatorLink] = NegotiatorLink) -> None:
-        self._launcher = Launcher(launch, self)
+        self._launcher = Launcher(launch, self, self._put_back)
         self._logs = LogPusher(self._launcher.folder)
         self._folders = JobFolders(launch.root)
         self._stream: AgentStream | None = None
@@ -282,6 +283,20 @@ class Agent:
         source.send({"ev": "pong"})
 
     # --- reports of the launcher ---------------------------------------------------------
+
+    def _put_back(self, attempt: Attempt) -> bool:
+        """Return an attempt that cannot begin on a full disk; True if the queue was told."""
+        why = attempt_files.why_not_begun(self._launcher.folder(attempt))
+        if self._stream is None or not why:
+            return False
+        log.warning("action=put-back job=%d reason=%r", attempt.job, why)
+        self._logs.forget(attempt)
+        self._folders.remove(attempt)
+        self._send({
+            "ev": "unsent", "job": attempt.job, "attempt": attempt.number, "text": why,
+            "what": "begin a job",
+        })  # fmt: skip
+        return True
 
     def attempt_started(self, attempt: Attempt) -> None:
         """Tell the queue a moment later that an attempt has a shim, unless it has ended by then.
