@@ -80,6 +80,11 @@ def _spelled(size_bytes: int) -> tuple[str, str]:
     raise AssertionError("the last unit takes all")
 
 
+def show_cores(cores: float) -> str:
+    """Return a number of cores for people: 0.25, 9.2, 290."""
+    return f"{cores:.2g}" if cores < 10 else f"{cores:.0f}"
+
+
 def parse_cpus(text: str | float) -> float:
     """Read a number of cores, as 8 or 0.5; raise UsageError for others."""
     try:

@@ -56,7 +56,10 @@ def page(
         html.section("Hours per user", _shares(shares(spans, period, "user"))),
         html.section("Idle GPU hours per user", _idle(idle)),
         html.section("Hours per job type", _shares(shares(spans, period, "type"))),
-        html.section("What failed", _failures([span for span in spans if is_bad(span)])),
+        html.section(
+            "What failed",
+            _failures([span for span in spans if is_bad(span)], any(span.where for span in spans)),
+        ),
         *([html.section("Not known", "".join(map(html.note, gaps)))] if gaps else []),
     ]
     return html.page(f"GPUs of {host}, {span_text}", parts)
@@ -141,12 +144,13 @@ def _idle(found: Sequence[tuple[str, float]]) -> str:
     )
 
 
-def _failures(spans: Sequence[Span]) -> str:
+def _failures(spans: Sequence[Span], has_nodes: bool) -> str:
     rows = [
         (
             span.label if span.command in ("", span.label) else f"{span.label}: {span.command}",
             str(span.job or span.lease or ""),
             f"{span.outcome}: {span.text}" if span.text else span.outcome,
+            *([span.where or "local"] if has_nodes else []),
             span.user,
             _day(span.began_at),
             show_time((span.ended_at or span.began_at) - span.began_at),
@@ -154,8 +158,9 @@ def _failures(spans: Sequence[Span]) -> str:
         )
         for span in list(reversed(spans))[:MAX_FAILURES]
     ]
-    names = ("Job", "Id", "Reason", "User", "Began", "After", "Peak")
-    return html.table(names, rows, numbers_from=5) + _cut(len(rows), len(spans))
+    where = ["Where"] if has_nodes else []
+    names = ["Job", "Id", "Reason", *where, "User", "Began", "After", "Peak"]
+    return html.table(names, rows, numbers_from=len(names) - 2) + _cut(len(rows), len(spans))
 
 
 def _from_first_job(spans: Sequence[Span], period: Period) -> Period:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from grn.cli.output.job_text import called_function, shown_command
 from grn.model.text import harmless
-from grn.model.units import short_size
+from grn.model.units import short_size, show_cores
 from grn.protocol.negotiator_rows import EndRow, GpuRow, LeaseRow, WaitingRow
 from grn.protocol.queue_rows import JobRow
 from grn.protocol.snapshot import QUEUE, Snapshot
@@ -183,9 +183,9 @@ def _on_host(lease: LeaseRow) -> str:
     if not lease.reserved_ram_bytes and lease.used_ram_bytes is None:
         return ""
     ram = f"{short_size(lease.used_ram_bytes)}, {short_size(lease.reserved_ram_bytes)} reserved"
-    cores = "?" if lease.used_cpus is None else f"{lease.used_cpus:.2g}"
+    cores = "?" if lease.used_cpus is None else show_cores(lease.used_cpus)
     if lease.reserved_cpus:
-        cores += f" of {lease.reserved_cpus:.2g}"
+        cores += f" of {show_cores(lease.reserved_cpus)}"
     return f"host RAM {ram}; {cores} cores"
 
 

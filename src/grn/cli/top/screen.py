@@ -12,7 +12,7 @@ from grn.cli.top.draw import Line, Marks
 from grn.cli.top.rows import Row, Section
 from grn.cli.top.state import PARTS, View
 from grn.model.text import columns_of, counted, cut, harmless
-from grn.model.units import short_size
+from grn.model.units import short_size, show_cores
 from grn.model.windows import show_moment, show_span
 from grn.protocol.negotiator_rows import BookingRow
 from grn.protocol.snapshot import NEGOTIATOR, QUEUE, Snapshot
@@ -292,7 +292,7 @@ def _free_on_host(picture: Snapshot) -> str:
     host = picture.negotiator.host
     if host is None or picture.trouble[NEGOTIATOR]:
         return ""
-    return f"{short_size(host.free_bytes)} RAM, {host.free_cpus:.2g} cores free"
+    return f"{short_size(host.free_bytes)} RAM, {show_cores(host.free_cpus)} cores free"
 
 
 def _troubles(picture: Snapshot, look: Look) -> list[Line]:

@@ -214,7 +214,7 @@ def host(view: EngineView) -> Row | None:
         "free_bytes": max(0, ledger.free_bytes()),
         "reserved_cpus": round(ledger.booked_cpus, 2),
         "strangers_cpus": round(ledger.strangers_cpus, 2),
-        "free_cpus": round(max(0.0, ledger.free_cpus()), 2),
+        "free_cpus": round(max(0.0, ledger.free_cpus(are_stated=True)), 2),
     }
 
 
