@@ -109,6 +109,14 @@ def test_a_gpu_of_a_node_is_not_the_one_of_that_number_here():
     assert held_share(spans, "gpu2:0", DAY) == 1.0
 
 
+def test_a_job_that_failed_on_a_node_is_told_with_its_node():
+    here = a_span(0, 1, outcome="failed", label="here")
+    there = a_span(0, 1, outcome="failed", label="there", where="gpu2")
+
+    assert "gpu2</td>" in page([here, there], [0], DAY, "host")
+    assert ">Where<" not in page([here], [0], DAY, "host")
+
+
 def test_thousands_of_short_jobs_hide_no_long_one_in_the_report():
     short = [a_span(2 + n / 10_000, 2 + (n + 1) / 10_000, label="short") for n in range(5000)]
     text = page([a_span(0, 3, label="long"), *short], [0], DAY, "host", ["others are not known"])

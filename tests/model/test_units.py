@@ -15,6 +15,7 @@ from grn.model.units import (
     parse_time,
     short_size,
     show_coarse,
+    show_cores,
     show_expected,
     show_limit,
     show_size,
@@ -196,6 +197,10 @@ def test_an_expected_time_is_not_more_exact_than_it_can_be(
     range_s: tuple[float, float], text: str
 ) -> None:
     assert show_expected("starts", range_s) == text
+
+
+def test_cores_are_numbers_however_many_there_are() -> None:
+    assert [show_cores(cores) for cores in (0.25, 9.2, 16, 289.4)] == ["0.25", "9.2", "16", "289"]
 
 
 def test_an_estimate_is_spelled_in_one_unit() -> None:

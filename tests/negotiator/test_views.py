@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from grn.model.gpu import GpuHealth, Reading
+from grn.model.host import HostSize
 from grn.model.job import Outcome
 from grn.model.text import harmless
 from grn.model.units import GiB
@@ -47,6 +48,14 @@ def test_status_is_json_and_names_what_is_free_and_who_has_the_rest() -> None:
     assert gpu["leases"] == [lease["id"]]
     assert (lease["used_bytes"], lease["peak_bytes"]) == (2 * GiB, 2 * GiB)
     assert (lease["pid"], lease["gpus"], lease["state"]) == (100, [0], "running")
+
+
+def test_no_more_cores_are_free_than_there_are() -> None:
+    story = Story(host=HostSize(16, 64 * GiB))
+
+    host = views.host(story.engine.view)
+    assert host is not None
+    assert host["free_cpus"] == 16.0
 
 
 def test_what_the_driver_does_not_say_is_null_and_never_zero() -> None:
