@@ -21,7 +21,9 @@ def read(path: str) -> dict[str, Any]:
     }  # fmt: skip
     ending = os.path.splitext(path)[1].lower()
     if ending not in readers:
-        raise UsageError(f"{path} is no kind of file known for sweeps.", "Use .toml, .json, .yaml.")
+        raise UsageError(
+            f"{path}: a sweep cannot be read from this kind of file.", "Use .toml, .json, .yaml."
+        )
     try:
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -128,12 +128,12 @@ def _from_file(path: str) -> dict[str, object]:
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # not TOML, or not even UTF-8
-        raise BadSetting(f"{path} is not TOML: {error}.") from error
+        raise BadSetting(f"{path} is not TOML: {error}.", "Mend or remove it.") from error
     for name in values:
         if name not in Settings.__struct_fields__:
             near = nearest(name, Settings.__struct_fields__)
             hint = f"Did you mean {near}? {_HINT}" if near else _HINT
-            raise BadSetting(f"{path} sets '{name}', which is no setting.", hint)
+            raise BadSetting(f"{path} sets '{name}', which is not a setting.", hint)
     return values
 
 
@@ -177,7 +177,7 @@ def host_size(text: str) -> tuple[float, int] | None:
     try:
         found = parse_cpus(cpus), parse_size(size)
     except GrnError as error:
-        raise BadSetting(f"'{text}' is no host.", "Write it like 16x64GiB, or off.") from error
+        raise BadSetting(f"'{text}' is not a host.", "Write it like 16x64GiB, or off.") from error
     return found
 
 

@@ -121,7 +121,7 @@ def _site(name: str, table: object) -> SiteConfig:
         raise wrong('ssh must be a list of hosts, like ["gpu2", "gpu3"]')
     for host in hosts:
         if not NAME.fullmatch(node_name(host)) or node_name(host) in RESERVED or host[0] == "-":
-            raise wrong(f"{host!r} is no host")
+            raise wrong(f"{host!r} is not a host")
     names = [node_name(host) for host in hosts]
     if len(names) != len(set(names)):
         raise wrong("it has a host twice")

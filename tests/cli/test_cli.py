@@ -78,6 +78,8 @@ def test_the_package_runs_as_a_module() -> None:
         (("exec",), "there is no command: write it after `--`.", "grn exec"),
         (("ls", "-n", "0"), "-n/--rows is 0 and must be 1 or more.", "grn ls"),
         (("submit", "--foo", "--", "x"), "no such option --foo.", "grn submit"),
+        (("site",), "missing command.", "grn site"),
+        (("help", "queue", "stop"), "no such command 'stop'.", "grn queue"),
     ],
 )
 def test_a_misuse_is_two_lines_what_is_wrong_and_where_to_read(

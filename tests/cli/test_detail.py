@@ -98,7 +98,7 @@ def test_f_is_an_order_for_a_job_of_the_queue_only() -> None:
     assert order is not None
     assert order.verb == "follow"
     assert none is None
-    assert "no job of your queue" in view.said
+    assert "not a job of your queue" in view.said
 
 
 @pytest.mark.parametrize("size", [(120, 24), (120, 40), (200, 60), (300, 20), (121, 25)])

@@ -100,9 +100,10 @@ def test_what_cannot_be_sent_is_one_line(
     for words, text in (
         (["x"], "there is nowhere to send to."),
         (["--ntfy", channel.url], "no hook has said what happened."),
-        (["--ntfy", "file:///etc/passwd", "x"], "'file:///etc/passwd' is no address."),
+        (["--ntfy", "file:///etc/passwd", "x"], "'file:///etc/passwd' is not an address."),
         (["--slack", "@/no/such/file", "x"], "/no/such/file cannot be read: No such file"),
         (["--ntfy", f"{channel.url}/500", "x"], "did not take the message: Internal Server Error."),
+        (["--ntfy", "http://127.0.0.1:1", "x"], "did not take the message: Connection refused."),
     ):
         assert run(*words) != 0
         (line, *_) = capsys.readouterr().err.splitlines()

@@ -150,3 +150,6 @@ def test_every_command_has_a_manual_page() -> None:
         text = man_page(f"grn {name}", command, click.Context(command))
         assert text.startswith(f'.TH "GRN-{name.upper()}" 1')
         assert ".SH EXAMPLES" in text
+    assert ".SH EXIT STATUS\n0 success, 1 failure" in man_page(
+        "grn", app.grn, click.Context(app.grn)
+    )

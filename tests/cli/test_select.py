@@ -195,8 +195,8 @@ def test_trouble_is_told_and_leaves_nothing_on_the_output(story: Story, here: Ne
         ("--mem much", 2, "much"),
         ("--mem 64GiB", 4, "the largest GPU has 512 MiB"),
         ("--gpus 9", 4, "9 GPUs"),
-        (f"--for {here.pid}", 2, "is none above"),
-        ("--for 999999999", 2, "is none above"),
+        (f"--for {here.pid}", 2, "is not an ancestor"),
+        ("--for 999999999", 2, "is not an ancestor"),
     ):
         ended = start(story, f"grn select {flags}").wait()
         assert (ended.code, ended.out) == (code, ""), flags

@@ -106,8 +106,8 @@ def test_nothing_is_cancelled_without_a_yes(answer: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
-        (["down", "c"], "no job of your queue"),
-        (["down", "l"], "no job of your queue"),
+        (["down", "c"], "not a job of your queue"),
+        (["down", "l"], "not a job of your queue"),
         (["h"], "does not wait"),
         (["r"], "has not ended"),
         (["tab", "tab", "c"], "has ended already"),

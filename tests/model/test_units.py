@@ -186,7 +186,7 @@ def test_a_limit_is_shown_as_people_write_it(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("range_s", "text"),
     [
-        ((0.0, 0.4), "starts now"),
+        ((0.0, 0.4), "starts soon"),
         ((0.0, 74.0), "starts in about 37s (up to 1m)"),
         ((60.0, 240.0), "starts in about 2m (1m to 4m)"),
         ((845.0, 4140.0), "starts in about 42m (14m to 1h09m)"),

@@ -39,6 +39,7 @@ from grn.queue.jobs.job import (
     Kept,
     Settlement,
 )
+from grn.queue.jobs.job_views import NO_NEGOTIATOR
 from grn.queue.jobs.lease_window import PASS_ON_S, WindowLimits
 from tests.queue.builders import (
     ALONE,
@@ -701,7 +702,8 @@ def test_jobs_run_on_while_there_is_no_negotiator() -> None:
     line.loses_negotiator()
     line.exits(1)
     assert line.ends == {1: EndReason.OK}
-    assert line.why(2) == "no negotiator answers"
+    assert line.why(2) == NO_NEGOTIATOR
+    assert "`grn start --virtual 2x2GiB`" in NO_NEGOTIATOR, "the way out on a machine without GPUs"
 
 
 # --- a lease passed on ---------------------------------------------------------------------
@@ -1006,7 +1008,7 @@ def test_each_wait_says_why() -> None:
     line.cancels(1)
     assert line.why(1) == "stopping"
     line.loses_negotiator()
-    assert line.why(3) == "no negotiator answers"
+    assert line.why(3) == NO_NEGOTIATOR
     line.drains()
     assert line.why(3) == "the queue is paused: run `grn drain --off` to resume"
     assert line.why(6).startswith("held")

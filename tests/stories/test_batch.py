@@ -189,8 +189,11 @@ def test_standard_input_has_no_place_to_resume_from(story) -> None:
     assert "--out" in ended.err
 
 
-def test_a_file_that_is_not_there_is_one_clear_line(story) -> None:
-    ended = story.start(*GRN, "batch", "nowhere.txt").wait()
+@pytest.mark.parametrize(
+    ("file", "said"), [("nowhere.txt", "No such file or directory"), ("/", "Is a directory")]
+)
+def test_a_file_that_cannot_be_read_is_one_clear_line(story, file: str, said: str) -> None:
+    ended = story.start(*GRN, "batch", file).wait()
 
     assert ended.code == 2
-    assert ended.err == "error: nowhere.txt cannot be read: No such file or directory.\n"
+    assert ended.err == f"error: {file} cannot be read: {said}.\n"

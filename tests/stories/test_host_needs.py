@@ -21,7 +21,7 @@ def queue() -> Iterator[Queue]:
     ("words", "text"),
     [
         (("--cpus", "0"), "hint: Give more than 0"),
-        (("--cpus", "many"), "'many' is no number of cores"),
+        (("--cpus", "many"), "'many' is not a number of cores"),
         (("--cpus", "3"), "you asked for 3 cores; this machine has 2."),
         (("--ram", "0"), "the size '0' is out of range"),
         (("--ram", "8"), "Did you mean 8GiB?"),

@@ -154,6 +154,14 @@ def test_without_gpus_a_job_is_accepted_and_says_why_it_waits() -> None:
         assert "warning: " in queue("queue").err
 
 
+def test_a_start_that_failed_is_forgotten_with_the_last_job_that_needed_it() -> None:
+    with a_queue("virtual:none") as queue:
+        job = queue.sh("true")
+        wait_for(lambda: "did not start" in queue.job(job)["why"], lambda: queue.job(job)["why"])
+        assert queue("cancel", str(job)).code == 0
+        wait_for(lambda: "warning" not in queue("queue").err, lambda: queue("queue").err)
+
+
 def test_the_first_job_of_all_that_can_never_run_ends_as_refused() -> None:
     """Nobody could say so at submit: the negotiator was not there yet."""
     with a_queue() as queue:

@@ -75,5 +75,5 @@ def test_what_cannot_be_computed_is_a_line_that_names_the_point(text: str) -> No
 
 def test_a_name_that_is_no_parameter_is_refused() -> None:
     parse("lr < 1").check(("lr", "bs"))
-    with pytest.raises(UsageError, match="'wd', which is no parameter"):
+    with pytest.raises(UsageError, match="'wd', which is not a parameter"):
         parse("lr < 1 or wd > 2").check(("lr", "bs"))

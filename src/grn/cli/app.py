@@ -138,7 +138,7 @@ def show_help(ctx: click.Context, names: tuple[str, ...], is_man: bool) -> int:
         inner = found.make_context(name, [], parent=inner, resilient_parsing=True)
         below = found.get_command(inner, name) if isinstance(found, click.Group) else None
         if below is None:
-            raise click.UsageError(f"No such command '{name}'.", ctx)
+            raise click.UsageError(f"No such command '{name}'.", inner.parent)
         found = below
     if names == ("sweep",) and isinstance(found, click.Group):
         found = found.commands["run"]  # `grn sweep` runs one

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-EPILOG = """
+EXIT_STATUS = """
+0 success, 1 failure or "no", 2 misuse, 3 no negotiator or queue, 4 impossible on this machine.
+`grn exec` returns the status of its command (128 + signal), 125 for an error of grn, 126/127 for a
+command that cannot be run or found. `grn run` and `grn wait` return the status of the first command
+or job that failed; `grn wait` 124 for a job that reached its time limit, 125 for one without a
+status.""".strip()
+EPILOG = f"""
 Run `grn help COMMAND` for its options and examples.
 
-Exit status: 0 success, 1 failure or "no", 2 misuse, 3 no negotiator or queue, 4 impossible on this
-machine. `grn exec` returns the status of its command (128 + signal), 125 for an error of grn,
-126/127 for a command that cannot be run or found. `grn run` and `grn wait` return the status of
-the first command or job that failed; `grn wait` 124 for a timeout, 125 for a job without one."""
+Exit status: {EXIT_STATUS}"""
 
 # What other tools call these commands.
 SYNONYMS = {
@@ -74,7 +77,7 @@ COMMANDS = {
     ),
     "web": ("grn.cli.web.command:web", "Serve GPUs and jobs as a page on this machine."),
     "report": ("grn.cli.report.command:report", "Write an HTML report of a period or a sweep."),
-    "demo": ("grn.cli.commands.demo:demo", "Watch real jobs share virtual GPUs for half a minute."),
+    "demo": ("grn.cli.commands.demo:demo", "Watch real jobs share virtual GPUs, in seconds."),
     "doctor": ("grn.cli.commands.doctor:doctor", "Check this machine and suggest fixes."),
     "help": ("grn.cli.app:show_help", "Show the help of a command."),
     "completion": ("grn.cli.commands.doctor:completion", "Print the shell completion script."),

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from grn import __version__
+from grn.cli.catalog import EXIT_STATUS
 from grn.cli.options import FLAG, WHOLE, WORDS, Opt
 from grn.cli.output.style import paint
 
@@ -184,6 +185,7 @@ def man_page(path: str, command: click.Command, ctx: click.Context) -> str:
                 lines += [".TP", f".B {_roff(inner)}", _roff(found.get_short_help_str(200))]
     if command.epilog:
         lines += [".SH EXAMPLES", ".nf", *map(_roff, command.epilog.splitlines()), ".fi"]
+    lines += [".SH EXIT STATUS", _roff(EXIT_STATUS if path == "grn" else "See grn(1).")]
     return "\n".join(lines) + "\n"
 
 

@@ -186,7 +186,7 @@ def _signal(given: str | int) -> int:
     word = str(given).upper().removeprefix("SIG")
     found = getattr(signal, f"SIG{word}", None) if word.isalnum() else None
     if not isinstance(found, signal.Signals) or word in ("KILL", "STOP", "CONT", "CHLD"):
-        text = f"'{given}' is no signal that asks a job to end."
+        text = f"'{given}' is not a signal that can ask a job to end."
         raise UsageError(text, "Use TERM, INT or USR1.")
     return int(found)
 

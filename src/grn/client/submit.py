@@ -258,7 +258,7 @@ def _after(one: Any) -> list[Any]:
         return [one.id, True]
     text, _, condition = str(one).partition(":")
     if not is_id(text) or condition not in ("", "ok", "any"):
-        raise UsageError(f"'{one}' names no job to come after.", "Write 42, 42:ok or 42:any.")
+        raise UsageError(f"'{one}' is not the id of a job.", "Write 42, 42:ok or 42:any.")
     return [int(text), condition != "any"]
 
 

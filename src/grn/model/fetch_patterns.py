@@ -16,7 +16,7 @@ MAX_PATH = 4096
 def fault_of(pattern: str) -> str:
     """Return why a pattern cannot be used; empty if it can."""
     if not pattern or len(pattern) > MAX_PATTERN or "\0" in pattern:
-        return "is no pattern of a path"
+        return "is not a path pattern"
     if pattern.startswith("/"):
         return "is absolute: files come from the job's folder"
     if ".." in pattern.split("/"):

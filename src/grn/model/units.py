@@ -93,7 +93,7 @@ def parse_cpus(text: str | float) -> float:
         found = 0.0
     if not 0 < found <= MAX_CPUS:
         raise UsageError(
-            f"'{text}' is no number of cores.", f"Give more than 0 and at most {MAX_CPUS}."
+            f"'{text}' is not a number of cores.", f"Give more than 0 and at most {MAX_CPUS}."
         )
     return found
 
@@ -129,7 +129,7 @@ def show_expected(verb: str, range_s: tuple[float, float]) -> str:
     """Spell an expected start or end: `starts in about 3m (1m to 8m)`."""
     low_s, high_s = range_s
     if high_s < 1:
-        return f"{verb} now"
+        return f"{verb} soon"  # not now: an overdue estimate stays at zero
     low, high = show_coarse(low_s), show_coarse(high_s)
     if low == high:
         return f"{verb} in about {high}"

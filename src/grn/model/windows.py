@@ -71,7 +71,7 @@ def parse_hours(text: str) -> Hours:
     """Read `20:00-08:00`."""
     start, dash, end = text.partition("-")
     if not dash or not _CLOCK.fullmatch(start) or not _CLOCK.fullmatch(end):
-        raise UsageError(f"'{text}' names no hours of the day.", _HOURS_HINT)
+        raise UsageError(f"'{text}' is not a range of hours.", _HOURS_HINT)
     minutes = _minutes(start), _minutes(end)
     if minutes[0] % 1440 == minutes[1]:
         raise UsageError(f"the window {text} never opens.", _HOURS_HINT)
@@ -97,7 +97,7 @@ def parse_moment(text: str, now: float, zone: tzinfo | None = None) -> float:
             return _at(day, _minutes(date[4] or "0:00"))
     except (ValueError, OverflowError, UsageError):
         pass
-    raise UsageError(f"'{text}' names no time.", _MOMENT_HINT)
+    raise UsageError(f"'{text}' is not a time.", _MOMENT_HINT)
 
 
 def show_moment(at: float, now: float, zone: tzinfo | None = None) -> str:

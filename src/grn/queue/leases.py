@@ -205,6 +205,7 @@ class Leases(asyncio.Protocol):
                 await self._lost.wait()
                 self._listener.disconnected()
             elif not self._listener.has_work():
+                self.trouble = ""  # of the last try; until the next one more may have changed
                 self._wanted.clear()
                 await self._wanted.wait()
             else:

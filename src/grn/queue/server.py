@@ -22,6 +22,7 @@ from grn.proc import pidfd
 from grn.protocol import queue_requests
 from grn.queue import waiting_jobs
 from grn.queue.jobs.job import JobState, JobView
+from grn.queue.jobs.job_views import NO_NEGOTIATOR
 from grn.queue.journal.journal import Journal
 from grn.queue.loop import QueueLoop
 from grn.queue.site import Attempt
@@ -132,8 +133,8 @@ class QueueServer:
         if job.state is not JobState.QUEUED:
             return self.loop.site.doubt(Attempt(job.id, job.attempt)) or job.why
         trouble = self.loop.leases.trouble
-        is_it = trouble and job.why == "no negotiator answers"
-        return f"{job.why}: {trouble}" if is_it else job.why
+        is_it = trouble and job.why == NO_NEGOTIATOR
+        return f"no negotiator answers: {trouble}" if is_it else job.why
 
     def counts(self) -> dict[str, int]:
         """Return how many jobs there are in all."""

@@ -119,7 +119,7 @@ def _arguments(text: str) -> tuple[Argument, ...]:
     for piece in filter(None, text.split(";")):
         name, equals, value = piece.partition("=")
         if not name or not equals:
-            raise BadSetting(f"'{piece}' is no argument: write batch=64;opt=adam.")
+            raise BadSetting(f"'{piece}' is not an argument: write batch=64;opt=adam.")
         try:
             found.append((name, float(value)))
         except ValueError:
@@ -131,7 +131,7 @@ def _number(text: str, least: float, most: float) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"'{text}' is no number.") from None
+        raise ValueError(f"'{text}' is not a number.") from None
     if not least <= value <= most:
         raise ValueError(f"{text} is not from {least:g} to {most:g}.")
     return value

@@ -44,7 +44,7 @@ class Condition:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Name) and node.id not in names:
                 raise UsageError(
-                    f"the condition '{self.text}' speaks of '{node.id}', which is no parameter.",
+                    f"the condition '{self.text}' names '{node.id}', which is not a parameter.",
                     f"There are: {', '.join(names)}. Texts stand in quotes.",
                 )
 
@@ -120,4 +120,4 @@ def _compared(node: ast.Compare, point: Mapping[str, object]) -> bool:
 def _number(value: object) -> float:
     if isinstance(value, (int, float)):
         return value
-    raise TypeError(f"{value!r} is no number")
+    raise TypeError(f"{value!r} is not a number")

@@ -84,7 +84,9 @@ def make(options: Mapping[str, Any], function: Callable[..., Any] | None = None)
     text = command.text if command is not None else identity(function) if function else ""
     name = options.get("name") or sweep_name(text, _program(command, text))
     if "/" in name or name in (".", ".."):
-        raise UsageError(f"'{name}' is no name for a sweep.", "Say where it should be with --out.")
+        raise UsageError(
+            f"'{name}' is not a name for a sweep.", "Say where it should be with --out."
+        )
     return Plan(
         space=made,
         command=command,
@@ -215,7 +217,7 @@ def _space(options: Mapping[str, Any], *, is_text: bool) -> Space:
 
 def _parameter(name: object, value: object, is_text: bool) -> Parameter:
     if not isinstance(name, str):
-        raise UsageError(f"{name!r} is no name for a parameter.")
+        raise UsageError(f"{name!r} is not a name for a parameter.")
     if isinstance(value, (Listed, Drawn)):  # of a command line, made already
         return value
     if isinstance(value, str):

@@ -152,7 +152,7 @@ def drawn(name: str, text: str, *, is_text: bool = False) -> Drawn:
     found = _RANGE.fullmatch(text)
     if found is None or found[1] not in KINDS:
         raise UsageError(
-            f"'{text}' is no range for parameter '{name}'.",
+            f"'{text}' is not a range for parameter '{name}'.",
             "Write log:1e-5..1e-2, uniform:0..1 or int:1..9.",
         )
     kind, low, high = found[1], _bound(name, found[2]), _bound(name, found[3])
@@ -292,7 +292,7 @@ def _bound(name: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(f"'{text}' in the range of parameter '{name}' is no number.")
+        raise UsageError(f"'{text}' in the range of parameter '{name}' is not a number.")
     return value
 
 
@@ -301,7 +301,9 @@ def _check_names(names: Sequence[str]) -> None:
         raise UsageError("there is no parameter.", "Give one: -p lr 1e-3 1e-4.")
     for place, name in enumerate(names):
         if not _NAME.fullmatch(name):
-            raise UsageError(f"'{name}' is no name for a parameter.", "Use letters, digits and _.")
+            raise UsageError(
+                f"'{name}' is not a name for a parameter.", "Use letters, digits and _."
+            )
         if name in RESERVED:
             raise UsageError(f"a parameter cannot be called '{name}'; it has a meaning of its own.")
         if name in names[:place]:
@@ -314,7 +316,7 @@ def _check_zipped(space: Space) -> None:
     for group in space.zipped:
         for name in group:
             if name not in lists:
-                raise UsageError(f"'{name}' cannot be zipped: it is no parameter with a list.")
+                raise UsageError(f"'{name}' cannot be zipped: it is not a parameter with a list.")
             if name in seen:
                 raise UsageError(f"parameter '{name}' is zipped twice.")
             seen.add(name)

@@ -123,7 +123,7 @@ def _pieces(text: str) -> Iterator[tuple[str | Hole, int]]:
             yield Hole(found[1]), found.start()
         else:
             raise UsageError(
-                f"'{found[0]}' in the command is no placeholder.",
+                f"'{found[0]}' in the command is not a placeholder.",
                 "Write {{ and }} for braces that stand for themselves.",
             )
     if last < len(text):

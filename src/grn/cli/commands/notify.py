@@ -87,7 +87,7 @@ def _secret(given: str) -> str:
 
 def _post(url: str, data: bytes, headers: Mapping[str, str]) -> None:
     if not url.startswith(_SCHEMES):
-        raise UsageError(f"'{url}' is no address.", "It begins with https:// or http://.")
+        raise UsageError(f"'{url}' is not an address.", "It begins with https:// or http://.")
     host = url.split("/")[2]  # the rest of the address may be a secret
     try:
         request = urllib.request.Request(url, data, dict(headers))
@@ -95,6 +95,7 @@ def _post(url: str, data: bytes, headers: Mapping[str, str]) -> None:
             pass
     except (OSError, ValueError) as error:  # refused, no such host, no answer in time
         said = getattr(error, "reason", None) or error
+        said = getattr(said, "strerror", None) or said
         raise MachineError(f"{host} did not take the message: {said}.") from error
 
 

@@ -72,7 +72,9 @@ def simulate(
 ) -> int:
     """Replay a workload in virtual time and compare policies."""
     if picture is not None and not picture.endswith((".svg", ".html")):
-        raise UsageError(f"'{picture}' is no picture.", "Name a file that ends in .svg or .html.")
+        raise UsageError(
+            f"'{picture}' is not a picture file.", "Name a file that ends in .svg or .html."
+        )
     gpus = parse_gpus(gpus_text)
     jobs = _jobs(jobs_file, count, arrivals, seed)
     host = parse_host(host_text) if host_text is not None else None
@@ -158,7 +160,7 @@ def _read(path: str) -> str:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise UsageError(f"{path} is no text.") from error
+        raise UsageError(f"{path} is not text.") from error
 
 
 def _write(path: str, text: str) -> None:

@@ -52,7 +52,7 @@ class LogPage:
         shown: list[Line] = [[(draw.cut(f" {self._title}", look.width, look.marks), "title")]]
         shown += self._texts[self._first :][:room]
         shown += [[("", "plain")]] * (look.height - 1 - len(shown))
-        keys = " q back   Up, Down, PgUp, PgDn, End" + ("  (following)" * self._is_followed)
+        keys = " q back   Up, Down, PgUp, PgDn, Home, End" + ("  (following)" * self._is_followed)
         return screen.full([*shown, [(keys, "keys")]], look)
 
     def press(self, key: str, height: int) -> bool:

@@ -373,7 +373,7 @@ def _expected(row: Row, now: float) -> str:
     if row.expected_at is None:
         return ""
     low, high = (max(0.0, at - now) for at in row.expected_at)
-    return "now" if high < 1 else f"~{age(middle_s((low, high)))}"
+    return "soon" if high < 1 else f"~{age(middle_s((low, high)))}"
 
 
 def _ended(row: Row, now: float) -> dict[str, Piece]:

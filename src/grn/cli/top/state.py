@@ -128,7 +128,7 @@ def _order(view: View, key: str, board: Board) -> tuple[View, KeyAction | None]:
         return view, KeyAction(verb, row)
     if row.job is None:
         return replace(
-            view, said=f"{row.id} is no job of your queue: it can only be explained"
+            view, said=f"{row.id} is not a job of your queue: it can only be explained"
         ), None
     if verb == "hold":
         verb = "release" if row.state == "held" else "hold"

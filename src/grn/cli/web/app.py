@@ -360,7 +360,7 @@ async def _body(request: Request, most: int = MAX_BODY_BYTES) -> Row:
 def _job(request: Request) -> int:
     text = request.path_params["job"]
     if not (text.isascii() and text.isdigit() and len(text) <= MAX_JOB_DIGITS):
-        raise UnknownJob("this is no number of a job.")
+        raise UnknownJob("this is not the number of a job.")
     return int(text)
 
 

@@ -111,7 +111,8 @@ def _secret(path: str) -> str:
         with open(path) as file:
             secret = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.") from error
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path} cannot be read: {said}.") from error
     if len(secret) < MIN_SECRET or not secret.isascii():
         raise UsageError(
             f"the secret in {path} is too short.",

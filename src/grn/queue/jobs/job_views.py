@@ -13,6 +13,10 @@ from grn.queue.jobs.lease_window import LeaseWindow
 from grn.queue.jobs.queued_job import QueuedJob
 from grn.queue.jobs.start_windows import StartWindows
 
+NO_NEGOTIATOR = (
+    "no negotiator answers: one is being started; without a GPU run `grn start --virtual 2x2GiB`"
+)
+
 
 class FoldedMembers(NamedTuple):
     """The members of one array that are not jobs of their own yet, at one moment."""
@@ -115,7 +119,7 @@ class JobViews(Mapping[int, JobView]):
         if window.is_drained:
             return "the queue is paused: run `grn drain --off` to resume"
         if not window.has_negotiator:
-            return "no negotiator answers"
+            return NO_NEGOTIATOR
         if job.is_asked:
             said = with_job_ids(job.said, self._job_under) or "asking for a GPU"
             return "; ".join(filter(None, (job.past, said)))

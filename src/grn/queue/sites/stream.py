@@ -127,7 +127,7 @@ class FrameReader:
         found = (b"\n" + self._buffer).find(GREETING)  # it may be the very first line
         if found < 0:
             if len(self._buffer) > MAX_GREETING:
-                raise ProtocolError("what answers there is no agent of grn.")
+                raise ProtocolError("what answers there is not an agent of grn.")
             return False
         del self._buffer[: found + len(GREETING) - 1]
         self._expects_greeting = False

@@ -91,5 +91,5 @@ def _lines(path: str) -> list[str]:
 def _pair(text: str) -> tuple[str, str]:
     name, mark, value = text.partition("=")
     if not mark or not name:
-        raise UsageError(f"'{text}' sets no variable.", "Write --env NAME=VALUE.")
+        raise UsageError(f"'{text}' does not set a variable.", "Write --env NAME=VALUE.")
     return name, value

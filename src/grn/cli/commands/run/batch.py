@@ -106,11 +106,11 @@ def batch(
 
 def _all_lines(file: str) -> Sequence[bytes]:
     fd = _open(file)
-    with open(fd, "rb", closefd=fd != 0) as opened:
-        try:
+    try:
+        with open(fd, "rb", closefd=fd != 0) as opened:
             return opened.read().split(b"\n")
-        except OSError as error:
-            raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+    except OSError as error:  # a folder is opened by the system and refused here
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
 
 
 def _open(file: str) -> int:

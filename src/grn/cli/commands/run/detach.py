@@ -63,7 +63,9 @@ def attach(name: str, folders: Sequence[str]) -> int:
     """Print the output of a background batch or sweep until it ends; return its status."""
     found = next(filter(_has_output, [*folders, *_folders_of(name)]), None)
     if found is None:
-        raise UsageError(f"no {name} was started with --detach.", "See `grn ls --group`.")
+        raise UsageError(
+            f"no batch or sweep '{name}' was started with --detach.", "`grn ls` shows its jobs."
+        )
     path, shown, is_over = os.path.join(found, OUTPUT), 0, False
     text = b""
     while not is_over:

@@ -63,7 +63,7 @@ def select(pid: int | None, release: bool, timeout: float | None, **options: Any
     mark = _mark_of(holder)
     if mark is None or not _is_above(holder):
         raise UsageError(
-            f"process {holder} is none above `grn select`, so it cannot hold what is selected.",
+            f"process {holder} is not an ancestor of `grn select`: it cannot hold GPUs.",
             "Name the shell that runs this one, as $$ does.",
         )
     if release:

@@ -26,7 +26,7 @@ from grn.sites import SiteConfig
 CHECK_S = 60.0
 
 
-@group()
+@group(no_args_is_help=False)  # else click raises its help as an error
 def site() -> None:
     """Add other machines to your queue: hosts by ssh, a Slurm or a Ray cluster.
 
@@ -84,7 +84,7 @@ def add(
         raise UsageError("say what kind of site it is.", "One of --ssh, --slurm and --ray.")
     pairs = dict(pair.split("=", 1) for pair in env if "=" in pair)
     if len(pairs) != len(env):
-        raise UsageError("--env sets no variable.", "Write --env NAME=VALUE.")
+        raise UsageError("--env does not set a variable.", "Write --env NAME=VALUE.")
     table_of = {
         **{key: list(value) if isinstance(value, tuple) else value
            for key, value in chosen.items() if value},

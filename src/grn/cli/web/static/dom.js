@@ -60,7 +60,7 @@ export function tick(box = document) {
   for (const cell of box.querySelectorAll("[data-soon]")) cell.textContent = soonText(cell.dataset.soon.split(" ").map(Number));
 }
 // When something is expected, of a range in seconds since 1970: "in 3 min". As model/units.py names it.
-const soonText = ([low, high]) => { const left = (Math.max(0, low - now()) + Math.max(0, high - now())) / 2; return left < 5 ? "any moment" : `in ${coarse(left)}`; };
+const soonText = ([low, high]) => { const left = (Math.max(0, low - now()) + Math.max(0, high - now())) / 2; return left < 5 ? "soon" : `in ${coarse(left)}`; };
 export const soon = (range) => el("time", { title: `between ${clock(range[0])} and ${clock(range[1])}`, "data-soon": range.join(" ") }, soonText(range));
 export const now = () => Date.now() / 1000;
 export const command = (argv) => plain(argv[0] === "/bin/sh" && argv[1] === "-c" && argv.length === 3 ? argv[2] : argv.join(" "));

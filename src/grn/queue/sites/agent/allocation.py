@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         if not NAME.fullmatch(arguments.allocation) or not QUEUE_ID.fullmatch(arguments.queue):
-            raise UsageError("these are no names of an allocation and of a queue.")
+            raise UsageError("these are not names of an allocation and of a queue.")
         enter(arguments.allocation)
         if arguments.verb == "start":
             start(arguments.queue, arguments.bound_to, arguments.idle_s)

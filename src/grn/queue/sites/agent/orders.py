@@ -123,7 +123,7 @@ class Agent:
                 return  # a newer stream has taken over
             handler = _HANDLERS.get(str(frame.get("op")))
             if handler is None:
-                raise ProtocolError(f"{frame.get('op')!r} is no message for an agent.")
+                raise ProtocolError(f"{frame.get('op')!r} is not a message for an agent.")
             handler(self, source, frame)
 
     def _hello(self, source: AgentStream, message: Message) -> None:

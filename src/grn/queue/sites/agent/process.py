@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.pop(SERVICE, None)
     try:
         if not QUEUE_ID.fullmatch(arguments.queue):
-            raise ProtocolError(f"{arguments.queue!r} is no identity of a queue.")
+            raise ProtocolError(f"{arguments.queue!r} is not an identity of a queue.")
         chosen = settings.load()
         with DaemonLock(socket_of(arguments.queue), is_private=True) as lock:
             return asyncio.run(_serve(chosen, lock, arguments))

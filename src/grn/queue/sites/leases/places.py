@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from grn.queue.events import AskLease
+from grn.queue.jobs.job_views import NO_NEGOTIATOR
 from grn.queue.leases import Leases
 from grn.queue.sites.leases import choice, wait_reasons
 from grn.queue.sites.leases.choice import LOCAL, UNKNOWN_S, CandidateNode, CandidateNodes, PilotSite
@@ -147,7 +148,7 @@ class Places:
                 text = wait_reasons.of_site(spec, site, request.usual_s, site.name in used)
                 texts |= {site.name: text} if text else {}
         if not request.places and spec.at in ("", LOCAL) and LOCAL not in texts:
-            texts[LOCAL] = self.local.trouble or "no negotiator answers yet"
+            texts[LOCAL] = self.local.trouble or NO_NEGOTIATOR
         if not texts:
             return f"no site or node is named {spec.at}: see `grn sites`"
         return "; ".join(f"{place}: {text}" for place, text in sorted(texts.items()))

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = os.environ["SLURM_JOB_ID"]
         folder, lock = take_folder(folder_of(os.getuid(), arguments.queue, job))
     except (GrnError, KeyError) as error:
-        text = error.message if isinstance(error, GrnError) else "this is no job of Slurm."
+        text = error.message if isinstance(error, GrnError) else "this is not a job of Slurm."
         return _complain(text)
     sweep(os.getuid())
     pilot = PilotSupervisor(arguments.queue, arguments.idle_s, folder, wake)

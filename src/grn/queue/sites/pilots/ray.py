@@ -172,7 +172,9 @@ def _probe(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()
     except ValueError as error:
-        raise Unusable(f"{address!r} is no address of a Ray cluster: auto, or host:port") from error
+        raise Unusable(
+            f"{address!r} is not an address of a Ray cluster: auto, or host:port"
+        ) from error
     except OSError as error:
         why = error.strerror or str(error)
         raise Unusable(ray_rules.no_cluster(address, why)) from error

@@ -120,7 +120,7 @@ def resources(gpus: int, options: Sequence[str]) -> dict[str, Any]:
                 raise ValueError
         except ValueError:
             raise UsageError(
-                f"{option!r} is no option of a Ray pilot.",
+                f"{option!r} is not an option of a Ray pilot.",
                 "Known are num_cpus=N, memory=BYTES, accelerator_type=NAME and resources.NAME=N.",
             ) from None
     return {**asked, "resources": own} if own else asked
@@ -149,7 +149,7 @@ def why_unreachable(address: str, error: BaseException) -> str:
             )
     if "This node has an IP address" in said:
         return (
-            f"this machine is no node of the cluster at {address}:"
+            f"this machine is not a node of the cluster at {address}:"
             f" `ray start --address={address} --num-gpus=0` here makes it one"
         )
     if isinstance(error, ConnectionError):
