@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grn import paths
-from grn.errors import BadSetting, UsageError
+from grn.errors import BadSetting, MachineError, UsageError
 from grn.model.units import parse_time
 from grn.option_file import nearest, toml
 
@@ -284,4 +284,6 @@ def _replace(text: str) -> None:
             os.unlink(new)
             raise
     except OSError as error:
-        raise BadSetting(f"{path} cannot be written: {error.strerror}.") from error
+        raise MachineError(
+            f"{path} cannot be written: {error.strerror}.", "The file is as it was."
+        ) from error

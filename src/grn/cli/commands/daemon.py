@@ -21,7 +21,7 @@ from grn.client.daemons import (
     who_answers,
 )
 from grn.client.negotiator import ask_once
-from grn.errors import DaemonError, GrnError
+from grn.errors import DaemonError, DaemonNotRunning, GrnError, NotTrusted
 from grn.model.text import counted
 from grn.proc import spawn, terminate
 
@@ -60,7 +60,13 @@ def start(virtual: str | None, background: bool, debug: bool, idle_exit: float |
 @command()
 def stop() -> int:
     """Stop the negotiator. Running jobs continue and keep their GPUs."""
-    answer = ask_once({"op": "ping"})
+    try:
+        answer = ask_once({"op": "ping"})
+    except NotTrusted:
+        raise
+    except DaemonNotRunning as error:
+        error.hint = "There is nothing to stop, unless one runs with another GRN_RUNTIME_DIR."
+        raise
     stopped = ask_once({"op": "stop"})
     deadline = time.monotonic() + STOP_S
     while (who_answers() or {}).get("pid") == answer["pid"]:

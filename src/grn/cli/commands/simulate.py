@@ -168,7 +168,8 @@ def _write(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
-        raise MachineError(f"{path} cannot be written: {error.strerror}.") from error
+        hint = "Name a file in another folder."
+        raise MachineError(f"{path} cannot be written: {error.strerror}.", hint) from error
 
 
 # --- the way back: `grn history --export` ----------------------------------------------------

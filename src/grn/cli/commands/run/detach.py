@@ -32,7 +32,8 @@ def run_detached(folder: str, attach: str, run: Callable[[], int]) -> int:
     except BlockingIOError as error:
         raise UsageError(f"{folder} runs in the background already.", f"See `{attach}`.") from error
     except OSError as error:
-        raise MachineError(f"{folder} cannot be used: {error.strerror}.") from error
+        hint = "Choose another with --out DIR."
+        raise MachineError(f"{folder} cannot be used: {error.strerror}.", hint) from error
     sys.stdout.flush()
     pid = spawn.fork(lambda: _run_aside(fd, run))
     os.close(fd)
