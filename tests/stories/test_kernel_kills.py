@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +88,16 @@ def test_alone_on_the_machine_it_is_not_run_again(queue: Queue, group: Path) -> 
 
 
 def test_a_kill_by_somebody_else_is_a_failure(queue: Queue) -> None:
+    job = queue.submit("--mem", "16MiB", "--shell", "--", "kill -9 $$")
+
+    assert queue.ended(job)["reason"] == "failed"
+
+
+def test_a_kill_by_the_kernel_before_any_job_ran_is_no_jobs(queue: Queue, group: Path) -> None:
+    queue.wake()
+    hog = [sys.executable, "-c", HOG, str(group), "always"]
+    killed = subprocess.run(hog, env={"GRN_ATTEMPT": "1"}, check=False)
+    assert killed.returncode == -signal.SIGKILL
     job = queue.submit("--mem", "16MiB", "--shell", "--", "kill -9 $$")
 
     assert queue.ended(job)["reason"] == "failed"

@@ -45,7 +45,12 @@ class Endings:
         self._gone.pop(lease_id, None)
 
     def killed_by_kernel(self, at: float, count: int) -> None:
-        """Note that the kernel has ended processes since the host's memory was full."""
+        """Note that the kernel has ended processes since the host's memory was full.
+
+        Without a lease none of them was of a job; a job that starts next must not be blamed.
+        """
+        if not self._holdings.leases:
+            return
         self._kernel_kills = [*self._kernel_kills, *[at] * min(count, _MAX_KILLS)][-_MAX_KILLS:]
 
     def outcome_of(self, lease: Lease, said: Outcome, at: float) -> Outcome:

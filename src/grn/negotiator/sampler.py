@@ -195,6 +195,10 @@ class Sampler:
             found = self._host_probe.read(())
             self._sink.tell(Sampled(time.monotonic(), (), self._survivors.leases(), found))
 
+    def skip_kernel_kills(self) -> None:
+        """Leave out kills so far: no job held a lease, and at rest a minute is not sampled."""
+        self._kernel_kills = host.oom_kills()
+
     def count_kernel_kills(self) -> None:
         """Tell how many more processes the kernel has ended for memory."""
         before, now = self._kernel_kills, host.oom_kills()
