@@ -79,6 +79,7 @@ def test_the_package_runs_as_a_module() -> None:
         (("ls", "-n", "0"), "-n/--rows is 0 and must be 1 or more.", "grn ls"),
         (("submit", "--foo", "--", "x"), "no such option --foo.", "grn submit"),
         (("site",), "missing command.", "grn site"),
+        (("service",), "the argument install|uninstall|show is missing.", "grn service"),
         (("help", "queue", "stop"), "no such command 'stop'.", "grn queue"),
     ],
 )

@@ -205,7 +205,8 @@ def _in_our_words(error: click.ClickException, arguments: Sequence[str]) -> Usag
             flags, allowed = "/".join(error.param.opts), _range(error.param.type)
             text = f"{flags} is {outside[1]} and must be {allowed}."
         if isinstance(error, click.MissingParameter):
-            name = error.param.metavar or str(error.param.name).upper()
+            choices = getattr(error.param.type, "choices", ())
+            name = error.param.metavar or "|".join(choices) or str(error.param.name).upper()
             text = f"The argument {name.removesuffix('...')} is missing."
             if isinstance(error.param, click.Option):
                 text = f"The option {error.param.opts[-1]} {name} is missing."
