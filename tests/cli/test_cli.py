@@ -200,7 +200,7 @@ def test_a_mistake_is_two_lines_and_status_two(grn: Shell, words: list[str]) -> 
 @pytest.mark.parametrize(
     "words",
     [["gpus"], ["ps"], ["ps", "--json"], ["why", "x"], ["profiles"], ["profiles", "show", "x"],
-     ["profiles", "forget", "x"], ["stop"], ["book", "ls"], ["book", "--for", "1h"]],
+     ["profiles", "forget", "x"], ["book", "ls"], ["book", "--for", "1h"]],
     ids=" ".join,
 )  # fmt: skip
 def test_without_a_negotiator_the_way_to_start_one_is_named(grn: Shell, words: list[str]) -> None:

@@ -46,7 +46,7 @@ def test_in_the_background_it_is_ready_when_the_command_returns(
     wait_for(lambda: not is_running(background), "its end")
     assert log.read_text().endswith("negotiator stopped\n")
     again = grn("stop")
-    assert (again.code, again.err.splitlines()[1][:30]) == (3, "hint: There is nothing to stop")
+    assert (again.code, again.err.splitlines()[1][:31]) == (3, "hint: There is nothing to stop,")
 
 
 def test_a_second_one_is_refused_in_either_way(grn: Shell, background: int) -> None:
