@@ -67,7 +67,7 @@ def test_a_greeting_at_the_very_beginning_needs_no_line_before_it() -> None:
 def test_endless_text_without_a_greeting_is_no_agent() -> None:
     reader = FrameReader(is_home=True)
     reader.feed(b"x" * stream.MAX_GREETING)
-    with pytest.raises(ProtocolError, match="no agent of grn"):
+    with pytest.raises(ProtocolError, match="not an agent of grn"):
         reader.feed(b"x")
 
 
