@@ -337,9 +337,9 @@ class Loop:
         lease = grant.lease
         self._probe.begin(placement_of(lease))
         holder = lease.request.holder
+        self.deliver(grant)
         if len(self.view.leases) == 1:
             self.sampler.skip_kernel_kills()
-        self.deliver(grant)
         if holder is not None and not self.holders.watch(holder):
             self._process_gone_soon(holder)
         self._log_soon(

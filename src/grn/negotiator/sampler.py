@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 FAST_LOOK_S = 0.02
 REST_AFTER_S = 5.0  # without leases and waiting requests, where there are no strangers
 REST_LONGER_S = 65.0  # so long after them the last sample persists the usage of users
+_KILLS_S = 0.1  # a count is good for so long: it takes as long as a short lease
 _HOST_EVERY = 4  # the host is read in one of this many samples
 
 
@@ -119,6 +120,7 @@ class Sampler:
         self._host_read_at = float("-inf")
         self._is_reading_host = False
         self._kernel_kills = host.oom_kills()  # since the machine started
+        self._kills_counted_at = time.monotonic()
         self._owners: dict[int, int | None] = {}  # the users of processes without a lease
         self._busy_at = 0.0
         self._is_at_rest = False
@@ -196,13 +198,15 @@ class Sampler:
             self._sink.tell(Sampled(time.monotonic(), (), self._survivors.leases(), found))
 
     def skip_kernel_kills(self) -> None:
-        """Leave out kills so far: no job held a lease, and at rest a minute is not sampled."""
-        self._kernel_kills = host.oom_kills()
+        """Leave out kills of a rest: no job held a lease, and it may be long since a count."""
+        if time.monotonic() - self._kills_counted_at >= _KILLS_S:
+            self._kills_counted_at = time.monotonic()
+            self._kernel_kills = host.oom_kills()
 
     def count_kernel_kills(self) -> None:
         """Tell how many more processes the kernel has ended for memory."""
         before, now = self._kernel_kills, host.oom_kills()
-        self._kernel_kills = now
+        self._kernel_kills, self._kills_counted_at = now, time.monotonic()
         if before is not None and now is not None and now > before:
             log.warning("action=note-kernel-kills count=%d", now - before)
             self._sink.tell(KernelKilled(time.monotonic(), now - before))
