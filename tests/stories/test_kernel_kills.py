@@ -6,6 +6,7 @@ import fcntl
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from grn.proc import memory_limit
 from tests.conftest import Negotiators
-from tests.harness import GRN, TWO_SMALL, Story
+from tests.harness import GRN, TWO_SMALL, Story, wait_for
 from tests.memory_group import a_memory_group
 from tests.queue.daemon import Queue, a_queue
 
@@ -93,14 +94,17 @@ def test_a_kill_by_somebody_else_is_a_failure(queue: Queue) -> None:
     assert queue.ended(job)["reason"] == "failed"
 
 
-def test_a_kill_by_the_kernel_before_any_job_ran_is_no_jobs(queue: Queue, group: Path) -> None:
-    queue.wake()
-    hog = [sys.executable, "-c", HOG, str(group), "always"]
-    killed = subprocess.run(hog, env={"GRN_ATTEMPT": "1"}, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    job = queue.submit("--mem", "16MiB", "--shell", "--", "kill -9 $$")
+def test_a_kill_by_the_kernel_before_any_job_ran_is_no_jobs(group: Path) -> None:
+    with a_queue("virtual:1x2GiB", GRN_SAMPLE_S="60") as queue:  # as at rest
+        queue.wake()
+        counted_at = time.monotonic()
+        hog = [sys.executable, "-c", HOG, str(group), "always"]
+        killed = subprocess.run(hog, env={"GRN_ATTEMPT": "1"}, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        wait_for(lambda: time.monotonic() > counted_at + 0.1, "the count to be old")
+        job = queue.submit("--mem", "16MiB", "--shell", "--", "kill -9 $$")
 
-    assert queue.ended(job)["reason"] == "failed"
+        assert queue.ended(job)["reason"] == "failed"
 
 
 def test_exec_says_that_the_kernel_killed_it(
