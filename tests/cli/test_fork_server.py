@@ -74,7 +74,7 @@ def test_a_served_command_has_files_folder_and_environment_of_its_client(queue: 
 
 
 def test_status_and_errors_are_those_of_the_command(queue: Queue) -> None:
-    for words in (("logs", "98765"), ("ls", "--no-such-option"), ("gpus",)):
+    for words in (("logs", "98765"), ("ls", "--no-such-option"), ("profiles",)):
         own = queue(*words)
         served = queue.story.start(*SERVED, *words).wait()
         assert (served.code, served.out, served.err) == (own.code, own.out, own.err)

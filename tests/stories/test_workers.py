@@ -36,7 +36,7 @@ def test_workers_of_a_pool_each_ask_for_themselves(
         how,
     )
     assert ended.err == ""
-    assert here.leases() == []
+    wait_for(lambda: not here.leases(), "the leases of workers that were ended")
 
 
 def test_an_executor_of_processes_passes_results_and_exceptions(
