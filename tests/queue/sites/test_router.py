@@ -308,6 +308,25 @@ def test_a_pilot_that_its_engine_does_not_list_is_not_given_up() -> None:
     _in_a_loop(story)
 
 
+def test_a_pilot_that_answers_stays_until_its_engine_lists_it_or_it_is_lost() -> None:
+    """Leases that an earlier queue did not use are returned over its stream."""
+
+    async def story() -> None:
+        world, pilots = World(), (PilotSite("uni", 2, None, ""),)
+        world.router.find(FIRST, True, "p/epoch-p/L1")
+        pilot = FakeNode("p", site="uni")
+        world.set(leaving=(pilot,), pilots=pilots)
+        world.router.written(FIRST)
+        await asyncio.sleep(0)
+        assert not pilot.is_closed
+        pilot.is_up = pilot.is_heard = False
+        world.router.node_changed(pilot)  # type: ignore[arg-type]
+        assert pilot.is_closed
+        assert world.router.nodes == {}
+
+    _in_a_loop(story)
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_an_attempt_out_of_reach_of_a_removed_site_is_given_up_when_told_at_once(
     is_known: bool,

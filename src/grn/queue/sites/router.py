@@ -87,12 +87,16 @@ class Router:
         self._tasks[node.name] = loop.create_task(node.keep_connected())
 
     def _let_go(self, name: str) -> None:
-        """Withdraw all requests at a node of a removed site; drop the node once it is empty."""
+        """Withdraw all requests at a node of a removed site; drop the node once it is empty.
+
+        A pilot that answers stays, as its engine may list it only later: leases that the queue
+        before was granted and did not use are returned over its stream.
+        """
         node = self.nodes.get(name)
         if node is None or name not in self._leaving:
             return
         self.leases.leave(name)
-        if not node.attempts:
+        if not node.attempts and (self.is_removed(name) or not node.is_heard):
             self._drop_node(name)
 
     def _drop_node(self, name: str) -> None:
@@ -253,6 +257,8 @@ class Router:
         """Ask a node that has come up; without one that went away, ask others."""
         if not node.is_open:
             self.leases.leave(node.name)
+        if not node.is_heard:
+            self._let_go(node.name)
         self.leases.places_changed()
 
     def other_node_of(self, node: Node, agent: str) -> str:
