@@ -219,8 +219,10 @@ def test_a_phone_shows_why_a_job_failed_and_no_empty_columns(page, submit, serve
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_selector(".pill.held")
     assert not page.locator("tr:has(.pill.held) td.gpu").is_visible()
+    asked = "(await import('/app.js')).ask('/api/history?most=1&skip=0&match=broken')"
+    wait_for(lambda: page.evaluate(f"async () => (await {asked}).jobs.length"), "its end")
     page.goto(f"{server.url}/#/history")
-    wait_for(lambda: page.reload() or page.query_selector(".pill.failed"), "the failed job")
+    page.reload()
     page.wait_for_selector("text=Exit status 3")
 
 
