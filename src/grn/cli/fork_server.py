@@ -100,7 +100,7 @@ def main() -> None:
             running.look(fd)
         if is_open and is_asked:  # last: a new client may get a closed number
             _accept(listener, running)
-        elif is_asked and running:  # nobody else accepts while we stay for a long command
+        elif is_asked and running:  # no other process accepts clients while a long command runs
             _decline(listener)
 
 

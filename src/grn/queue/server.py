@@ -33,7 +33,11 @@ from grn.queue.waiting_jobs import Selection
 log = logging.getLogger(__name__)
 DEADLINE_S = 30.0
 MAX_REQUEST_BYTES = 32 << 20
-_TOGETHER_S, _MANY_S, _MANY = 0.005, 0.025, 100  # longer while so many jobs are left
+_TOGETHER_S, _MANY_S, _MANY = (
+    0.005,
+    0.025,
+    100,
+)  # the longer pause while at least _MANY jobs are left
 _BEGIN_S = 0.05
 # Options that few jobs set, which a row has then.
 _FEW = ("on", "without", "array_limit", "begin_at", "only", "yields", "is_urgent", "at_least_s",

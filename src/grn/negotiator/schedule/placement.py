@@ -355,7 +355,7 @@ def _why(
     is_pinned: bool,
 ) -> Wait:
     able = [book for book in usable if needs[book.gpu.model].need_bytes <= book.capacity_bytes]
-    # Memory that an exclusive job has not reserved is nobody's to take.
+    # Memory that an exclusive job has not reserved is not free either.
     best = max(able or usable, key=lambda book: (not book.has_exclusive, book.free_bytes))
     need = needs[best.gpu.model]
     is_choosy = 0 < len(able) < len(usable)  # a smaller GPU may have more free

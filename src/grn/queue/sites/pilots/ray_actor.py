@@ -75,7 +75,7 @@ class PilotStream:
         return piece
 
     def until_passed(self, count: int) -> None:
-        """Wait until the agent has so many pieces, or the stream ends."""
+        """Wait until the agent has this number of pieces, or the stream ends."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._passed >= count)
 
@@ -243,7 +243,7 @@ class PilotActor:
             agent.write(number, data)
 
     def passed(self, stream: int, count: int) -> None:
-        """Wait until the agent has so many pieces, or the stream ends."""
+        """Wait until the agent has this number of pieces, or the stream ends."""
         if (agent := self._streams.get(stream)) is not None:
             agent.until_passed(count)
 
